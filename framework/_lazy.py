@@ -6,13 +6,14 @@ import ast
 import sys
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .errors import MissingExtra
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from importlib.abc import InspectLoader
+    from importlib.machinery import ModuleSpec
 
 
 def lazy_exports(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -24,9 +25,11 @@ def lazy_exports(module: str) -> tuple[Callable[[str], Any], Callable[[], list[s
 
     @cache
     def exports() -> dict[str, tuple[str, str]]:
-        # From the loader: in an archive, as Spark ships it to executors, there is no file to open.
-        loader = cast("InspectLoader", getattr(sys.modules[module].__spec__, "loader", None))
-        source = loader.get_source(module) or ""
+        spec = cast("ModuleSpec", sys.modules[module].__spec__)
+        # From the loader: in an archive, as Spark ships it to executors, there is no file to open. But that
+        # of pytest, which rewrites the modules of its plugins' packages, has no source to give.
+        get_source = getattr(spec.loader, "get_source", None)
+        source = get_source(module) if get_source else Path(str(spec.origin)).read_text("utf-8")
         return {
             alias.asname or alias.name: ("." * node.level + (node.module or ""), alias.name)
             for block in ast.parse(source).body

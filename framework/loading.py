@@ -48,8 +48,10 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            near = difflib.get_close_matches(error.name.partition(".")[0], _modules_here(), 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
             raise SettingsError(
-                f"there is no module {error.name}, neither in {Path.cwd()} nor installed"
+                f"there is no module {error.name}, neither in {Path.cwd()} nor installed{hint}"
             ) from error
         raise StrategyError(f"cannot import {name}: {error}{_where(error)}") from error
     except SyntaxError as error:
@@ -63,6 +65,13 @@ def _module(name: str) -> ModuleType:
         raise StrategyError(
             f"cannot import {name}: {type(error).__name__}: {error}{_where(error)}"
         ) from error
+
+
+def _modules_here() -> list[str]:
+    """Return the modules and packages of the current directory."""
+    files = list(Path.cwd().iterdir())
+    modules = [file.stem for file in files if file.suffix == ".py"]
+    return modules + [file.name for file in files if (file / "__init__.py").is_file()]
 
 
 def _where(error: BaseException) -> str:

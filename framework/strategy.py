@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
+from .arguments import Checked
 from .branches.branches import Branches, PerName, as_chain
 from .branches.declared import declared, with_chains
 from .columns.tagged_rows import schemas
@@ -15,7 +16,8 @@ from .errors import StrategyError
 from .mapping.annotations import check_call, check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Inputs, Tombstones
-from .record import of_records
+from .record import COORDINATES, filled, of_records
+from .reducers.aggregate import Aggregate
 from .reducers.reducer import ERROR_STAGE
 from .reducers.sink import Delivery, Sink, capabilities_of
 from .values.value_format import ValueFormat
@@ -50,7 +52,7 @@ OnLimit = Literal["stop", "pause", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorLimit:
+class ErrorLimit(metaclass=Checked):
     """The acceptable number of failed records.
 
     Example:
@@ -119,7 +121,7 @@ MOSTLY_FAILED: Final = ErrorLimit(share=0.95)
 
 
 @dataclass(frozen=True, slots=True)
-class TopicMap:
+class TopicMap(metaclass=Checked):
     """The map of one topic, see `Strategy.by_topic`. The attributes are those of `Strategy`.
 
     Example:
@@ -147,7 +149,7 @@ class TopicMap:
 
 
 @dataclass(frozen=True)
-class Strategy:
+class Strategy(metaclass=Checked):
     """How the records of topics are processed; the same for both engines.
 
     Example:
@@ -452,12 +454,24 @@ class Strategy:
                     "strategy: its records would come back without end; write to another topic"
                 )
 
+    def _check_columns(self) -> None:
+        """Check the columns that reducers need of the rows, where these are declared."""
+        for stage, reducer in self.stages.items():
+            schema = self.schema_of(stage)
+            if isinstance(reducer, Aggregate) and schema is not None:
+                places = [field.name for field in filled(schema, COORDINATES.names)]
+                try:
+                    reducer.require([*schema.names, *places])
+                except StrategyError as error:
+                    raise StrategyError(f"{stage}: {error}") from error
+
     def validate(self) -> None:
-        """Check that the strategy can be sent to another process.
+        """Check that the strategy can be sent to another process, and that declared rows fit the reducers.
 
         Raises:
-            StrategyError: names the part that cannot be pickled, and why.
+            StrategyError: names the part that cannot be pickled, and why; or the column that is missing.
         """
+        self._check_columns()
         parts = {
             "map": self.map,
             "by_topic": self.by_topic,

@@ -204,7 +204,9 @@ class Branches(Collecting, Sink):
             for name, table, places in branches(rows.table):
                 if not any(rows is each for each in self._delivered.get(name, ())):
                     offsets = None if rows.offsets is None else rows.offsets[places]
-                    parts.setdefault(name, []).append(replace(rows, table=table, offsets=offsets))
+                    of = None if rows.places is None else rows.places.take(places)
+                    mine = replace(rows, table=table, offsets=offsets, places=of)
+                    parts.setdefault(name, []).append(mine)
         return parts
 
     async def _branch(self, name: str) -> Branch:

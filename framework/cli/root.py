@@ -7,6 +7,7 @@ line is imported: `kmr --help` is fast, and a group that is broken or lacks a li
 from __future__ import annotations
 
 import ast
+import difflib
 import gc
 import importlib.util
 import os
@@ -37,6 +38,7 @@ USAGE: Final = 2
 
 _HELP: Final = "Consume Kafka topics by map-reduce in plain Python: batches, backpressure, no loss."
 _DEBUG: Final = "KMR_DEBUG"
+_UNKNOWN_FLAG: Final = re.compile(r'Unknown (?:option:|command) "?(-[^" .]+)')
 _OWN_NAME: Final = re.compile(r"^`kmr [\w -]+`:\s*")
 
 
@@ -64,7 +66,7 @@ def run_command(arguments: Sequence[str], groups: Iterable[EntryPoint]) -> int:
         _print_error(f"too many arguments: {unknown}; --help shows those that there are")
         return USAGE
     except CycloptsError as error:
-        _print_error(str(error))
+        _print_error(_with_help(str(error)))
         return USAGE
     except KmrError as error:
         if debug:
@@ -78,6 +80,14 @@ def run_command(arguments: Sequence[str], groups: Iterable[EntryPoint]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return result if isinstance(result, int) else CLEAN
+
+
+def _with_help(message: str) -> str:
+    """Suggest --help where an unknown flag is nearest to it."""
+    found = _UNKNOWN_FLAG.search(message)
+    if found is None or not difflib.get_close_matches(found[1], ["--help"], 1, 0.7):
+        return message
+    return f"Unknown option: {found[1]}. Did you mean --help?"
 
 
 def _app(arguments: Sequence[str], groups: dict[str, EntryPoint]) -> App:

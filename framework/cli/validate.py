@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from ..columns.tagged_rows import schemas
 from ..config.schema import BYTES, show_quantity
 from ..loading import load_strategy
-from ..reducers.sink import capabilities_of
+from ..reducers.sink import Sink, capabilities_of
 from ..strategy import ERROR_DELIVERY, ERROR_STAGE
 from .output import plain_console, print_json
 
@@ -92,15 +92,23 @@ def validate(
     loaded.refuse_loop(topics, bootstrap_servers)
     outline = outline_of(strategy, loaded)
     found = _on_spark(loaded) if engine == "spark" else []
+    doubts = [
+        f"{stage}: {doubt}"
+        for stage, reducer in loaded.stages.items()
+        if isinstance(reducer, Sink)
+        for doubt in reducer.doubts(loaded.schema_of(stage))
+    ]
     if as_json:
         shown = msgspec.to_builtins(outline)
         if engine == "spark":
             shown["spark"] = msgspec.to_builtins(found)
-        print_json(shown)
+        print_json(shown | ({"warnings": doubts} if doubts else {}))
     else:
         console = plain_console()
         for line in (*_lines(outline), *_findings(found)):
             console.print(line)
+        for doubt in doubts:
+            console.print(f"warning     {doubt}")
     return 1 if any(finding.level == "error" for finding in found) else 0
 
 

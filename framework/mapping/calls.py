@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ..arguments import Checked
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _BURST = 0.1
 
 
 @dataclass(frozen=True)
-class Retries:
+class Retries(metaclass=Checked):
     """When a call of the map function is repeated before its record counts as failed.
 
     The pause before a repetition is random, between half and all of `backoff`, which doubles with each

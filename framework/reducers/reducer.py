@@ -7,10 +7,11 @@ first flush, retry, settle offsets and apply the policies (`kmr.reducers.flushin
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
+from ..arguments import Checked
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class Retry(Exception):
         self.may_double = may_double
 
 
-class Reducer(ABC):
+class Reducer(metaclass=Checked):
     """Collects rows and flushes them, into a sink or to the next reducer.
 
     `max_rows`, `max_bytes` and `max_age` trigger a flush; the policies cover full buffers, shutdown and
@@ -186,7 +187,7 @@ class Reducer(ABC):
         self.on_error = on_error
         _check_limits(self)
 
-    async def open(self, context: Context) -> None:  # noqa: B027  nothing to connect by default
+    async def open(self, context: Context) -> None:
         """Connect and check. The engine calls it once, on its event loop, before anything is consumed.
 
         It may take long, but must not block: other reducers open meanwhile. Raise `StrategyError` if the
@@ -219,7 +220,7 @@ class Reducer(ABC):
         Make new containers: the old ones may still be in use. It must not block.
         """
 
-    async def close(self) -> None:  # noqa: B027  nothing to disconnect by default
+    async def close(self) -> None:
         """Disconnect. The engine calls it once, at the end, also after a failure, even one of `open`."""
 
 

@@ -137,6 +137,14 @@ class Sink(Reducer):
         """Return the topic that the sink writes to, if it is on the cluster with these addresses."""
         return None
 
+    def doubts(self, declared: pa.Schema | None) -> Sequence[str]:
+        """Return what rows with these columns will meet, as `kmr validate` and the start say it.
+
+        Args:
+            declared: None if the columns are not known.
+        """
+        return ()
+
     async def examine(self, context: Context) -> Sequence[Finding]:
         """Check for `kmr doctor` what a worker would meet; called on a copy that is not opened.
 

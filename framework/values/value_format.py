@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..arguments import Checked
 from ..columns.texts import python_values
 from ..errors import StrategyError
 
@@ -53,7 +54,7 @@ class DecodedObjects(NamedTuple):
     failures: dict[int, str]
 
 
-class ValueFormat(ABC):
+class ValueFormat(metaclass=Checked):
     """How the values, or the keys, of a topic are encoded. Both engines use it; so may your own class.
 
     It must be picklable: it is sent to the processes that map. So make connections and caches at their first
@@ -85,7 +86,7 @@ class ValueFormat(ABC):
         """Whether each value begins with the id of its schema (Confluent's wire format)."""
         return False
 
-    def warm_up(self) -> None:  # noqa: B027  not every format has to
+    def warm_up(self) -> None:
         """Load what the first `decode` would have to load, such as compiled code; by default nothing.
 
         Called in a thread, before the first batch is fetched. It connects to nothing.

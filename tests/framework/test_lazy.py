@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKAGE = """
 from typing import TYPE_CHECKING
@@ -74,3 +72,24 @@ def test_every_name_of_a_package_can_be_imported(package: str) -> None:
 
 def test_the_package_has_at_most_thirty_names() -> None:
     assert len(importlib.import_module("kmr").__all__) <= 30
+
+
+def test_names_are_found_where_pytest_has_loaded_the_package(tmp_path: Path) -> None:
+    """It rewrites the modules of distributions that have plugins, as ours has, with a loader of its own."""
+    (tmp_path / "test_it.py").write_text("def test_it():\n    from kmr import Strategy\n")
+    information = tmp_path / "kmr-0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: kmr\nVersion: 0\n")
+    (information / "entry_points.txt").write_text(
+        "[pytest11]\nkmr.pytest_plugin = kmr.pytest_plugin\n"
+    )
+    (information / "RECORD").write_text("kmr/__init__.py,,\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr

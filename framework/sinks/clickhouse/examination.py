@@ -67,7 +67,7 @@ class Examination:
         try:
             table = await read_table(self._connection, self._database, self._name)
         except MissingTable:
-            await self._missing(self._writer.create_statement(declared))
+            await self._missing(self._writer.create_statement(declared), declared)
             return self._found
         self._note("ok", f"table {table} exists ({table.engine})")
         await self._memory()
@@ -89,10 +89,12 @@ class Examination:
         theirs = server["now"] / 1000
         self._found.append(compare_clocks(self._context.stage, theirs, before, after))
 
-    async def _missing(self, statement: str) -> None:
+    async def _missing(self, statement: str, declared: pa.Schema | None) -> None:
         name = f"{self._database}.{self._name}"
         if self._writer.create:
             self._note("ok", f"table {name} will be created: {one_line(statement)}")
+            for doubt in self._writer.doubts(declared):
+                self._note("warning", *_halves(doubt.replace(". ", "; ", 1)))
             await self._require("CREATE TABLE", "the worker will not start")
             await self._require("INSERT", "every flush will fail")
         else:

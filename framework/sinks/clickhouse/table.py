@@ -15,9 +15,7 @@ from clickhouse_connect.driver.binding import quote_identifier
 from ...columns.fitted import Fitted, Target
 from ...errors import StrategyError
 from ...record import COORDINATES
-from ..answers import one_line
 from .counting import Counting
-from .ddl import Layout, create_table
 from .deduplication import REPLICATED
 from .types import cast_to, type_of
 
@@ -41,13 +39,8 @@ SELECT engine, engine_full, sorting_key FROM system.tables
 WHERE database = {database:String} AND name = {table:String}"""
 
 
-_EXAMPLE = pa.schema(
-    [("partition", pa.uint32()), ("offset", pa.uint64()), ("timestamp", pa.timestamp("us"))]
-)
-
-
 class MissingTable(StrategyError):
-    """There is no table of this name. The message has an example of CREATE TABLE."""
+    """There is no table of this name."""
 
 
 class SchemaMismatch(Exception):
@@ -200,12 +193,7 @@ async def read_table(connection: Connection, database: str, name: str) -> Table:
     where = {"database": database, "table": name}
     found = await connection.rows(_TABLE_SQL, where)
     if not found:
-        example = one_line(create_table(database, name, _EXAMPLE, Layout()))
-        raise MissingTable(
-            f"There is no table {database}.{name}. Create it with the columns that your map returns, "
-            f"for example: {example}; kmr clickhouse create-table STRATEGY prints it for columns that are "
-            "declared, or those of a --sample"
-        )
+        raise MissingTable(f"There is no table {database}.{name}")
     engine, key = found[0]["engine"], found[0]["sorting_key"]
     counting = Counting.of(engine, found[0]["engine_full"], key)
     columns = tuple(

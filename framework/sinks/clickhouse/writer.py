@@ -273,6 +273,18 @@ class ClickHouseWriter(RangeWriter):
         database, _, name = self.table.rpartition(".")
         return Target.of(self.url, self.database or database or None), name
 
+    def doubts(self, declared: pa.Schema | None) -> Sequence[str]:
+        """Name the columns of `order_by` that may be null: there a null goes to `reduce_err`."""
+        schema = self.create if isinstance(self.create, pa.Schema) else declared
+        if not self.create or schema is None or self.layout.order_by is None:
+            return ()
+        return [
+            f"column {name} may be null, and a column of order_by never is in the table: rows with a null go "
+            f"to reduce_err. Declare it without null, or order by ifNull({name}, ...)"
+            for name in self.layout.order_by
+            if name in schema.names and schema.field(name).nullable
+        ]
+
     def create_statement(self, declared: pa.Schema | None) -> str:
         """Return the CREATE TABLE for rows with the columns of `create`, or else the declared ones.
 
@@ -288,7 +300,8 @@ class ClickHouseWriter(RangeWriter):
             raise StrategyError(
                 f"ClickHouseWriter({self.table!r}): the columns of its rows are not declared, so no CREATE "
                 "TABLE can be made of them; declare them with Strategy(value=Json(Hit)), the map's return "
-                "annotation (-> Hit), @map_record(schema=...) or ClickHouseWriter(create=pa.schema(...))"
+                "annotation (-> Hit), @map_record(schema=...) or ClickHouseWriter(create=pa.schema(...)), or "
+                "take those of a sample: kmr clickhouse create-table STRATEGY --sample FILE"
             )
         if schema is declared:
             schema = with_place(schema)
@@ -307,9 +320,12 @@ class ClickHouseWriter(RangeWriter):
         except MissingTable:
             # In a thread, because it may ask a schema registry, or call the user's map.
             declared = await run_in_thread(context.for_sinks.schema_of, context.stage)
-            if declared is None and not self.create:
-                raise
-            statement = self.create_statement(declared)
+            try:
+                statement = self.create_statement(declared)
+            except StrategyError as error:
+                raise StrategyError(
+                    f"There is no table {target.database}.{name}. {error}"
+                ) from None
             if not self.create:
                 raise StrategyError(
                     f"There is no table {target.database}.{name}. Create it, or set create=True: "
@@ -317,6 +333,8 @@ class ClickHouseWriter(RangeWriter):
                 ) from None
         await connection.execute(statement)
         _log.info("table created", statement=one_line(statement))
+        for doubt in self.doubts(declared):
+            _log.warning("rows may be refused", stage=context.stage, reason=doubt)
         return await read_table(connection, target.database, name)
 
     def _share(self, opened: ClickHouseWriter) -> None:

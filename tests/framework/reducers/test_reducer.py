@@ -51,7 +51,7 @@ def test_a_sink_that_declares_nothing_is_at_least_once_everywhere() -> None:
 
 
 def test_a_misspelt_limit_is_an_error_of_types() -> None:
-    with pytest.raises(TypeError, match="max_rowz"):
+    with pytest.raises(StrategyError, match="did you mean max_rows"):
         Batcher(max_rowz=1)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="max_rowz"):
+    with pytest.raises(StrategyError, match="did you mean max_rows"):
         StreamWriter("stdout", max_rowz=1)  # type: ignore[call-arg]

@@ -1,0 +1,91 @@
+"""Mistakes in the arguments of what users construct, as one message that leads to the mend."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from abc import ABCMeta
+from typing import TYPE_CHECKING, Any, Final
+
+from .errors import StrategyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+_UNKNOWN: Final = re.compile(r"unexpected keyword argument '(\w+)'")
+_CALL: Final = re.compile(r"\w+\(\) (missing|takes|got) ")
+_CLASSES: Final[Mapping[str, tuple[type, ...]]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "bool": (bool,),
+    "None": (type(None),),
+}
+"""Annotations that are checked; one with another name in it is not."""
+
+
+class Checked(ABCMeta):
+    """The class of classes whose arguments are checked: an unknown name, and a value of another type.
+
+    Their constructors raise StrategyError for both, instead of TypeError.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        allowed = _annotations(cls)
+        for name, value in kwargs.items():
+            check_type(f"{cls.__name__}: {name}", value, allowed.get(name))
+        try:
+            return super().__call__(*args, **kwargs)
+        except TypeError as error:
+            if mistake := explain(cls.__name__, error, kwargs, allowed):
+                raise StrategyError(mistake) from None
+            raise
+
+
+def explain(
+    subject: str, error: TypeError, given: Iterable[str], known: Iterable[str]
+) -> str | None:
+    """Return the message for a call with wrong arguments; None if the error comes from elsewhere."""
+    found = _UNKNOWN.search(str(error))
+    if found is not None and found[1] in given:
+        near = difflib.get_close_matches(found[1], list(known), 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"{subject} has no argument {found[1]}{hint}"
+    return f"{subject}: {error}" if _CALL.match(str(error).rpartition(".")[2]) else None
+
+
+def check_type(subject: str, value: object, annotation: str | None) -> None:
+    """Raise StrategyError unless a value has one of the plain types that an annotation names."""
+    names = [] if annotation is None else annotation.split(" | ")
+    if not names or any(name not in _CLASSES for name in names):
+        return
+    classes = tuple(cls for name in names for cls in _CLASSES[name])
+    if isinstance(value, bool) and bool not in classes:
+        classes = ()
+    if not isinstance(value, classes):
+        raise StrategyError(
+            f"{subject} must be {' or '.join(names)}, not {value!r} ({type(value).__name__})"
+        )
+
+
+def _annotations(cls: type) -> dict[str, str]:
+    """Return the annotations of a constructor's arguments, with those of the classes that it extends."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if "__init__" in vars(base) and base is not object:
+            found |= _parameters(vars(base)["__init__"])
+    return found
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        each.name: each.annotation if isinstance(each.annotation, str) else ""
+        for each in parameters
+        if each.kind in kinds and each.name != "self"
+    }

@@ -1,0 +1,94 @@
+"""Mistakes in arguments are one message that leads to the mend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kmr import Aggregate, ErrorLimit, Json, Strategy
+from kmr.errors import StrategyError
+from kmr.sinks import ClickHouseWriter, PostgresWriter, StreamWriter
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (
+            ClickHouseWriter,
+            {"max_row": 3},
+            "ClickHouseWriter has no argument max_row; did you mean max_rows?",
+        ),
+        (ClickHouseWriter, {"max_rows": "3"}, "max_rows must be int or None, not '3' (str)"),
+        (ClickHouseWriter, {"max_rows": True}, "max_rows must be int or None, not True (bool)"),
+        (ClickHouseWriter, {"timeout": "60s"}, "timeout must be float, not '60s' (str)"),
+        (
+            PostgresWriter,
+            {"concurrency": "4"},
+            "PostgresWriter: concurrency must be int, not '4' (str)",
+        ),
+        (
+            StreamWriter,
+            {"max_agee": 1},
+            "StreamWriter has no argument max_agee; did you mean max_age?",
+        ),
+        (Json, {"registri": "x"}, "Json has no argument registri; did you mean registry?"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_was_meant(
+    make: Any, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(StrategyError) as caught:
+        make("t", **arguments)
+    assert message in str(caught.value)
+
+
+def test_a_strategy_and_its_parts_say_the_same() -> None:
+    wrong: Any = {"maps": len}
+    with pytest.raises(StrategyError, match=r"Strategy has no argument maps; did you mean map\?"):
+        Strategy(**wrong, reduce=StreamWriter("out"))
+    limit: Any = {"recods": 3}
+    with pytest.raises(StrategyError, match=r"did you mean records\?"):
+        ErrorLimit(**limit)
+    unnamed: Any = ClickHouseWriter
+    with pytest.raises(StrategyError, match=r"ClickHouseWriter: .*missing 1 required .*'table'"):
+        unnamed()
+
+
+def test_an_error_inside_a_constructor_of_the_user_is_its_own() -> None:
+    class Broken(StreamWriter):
+        def __init__(self) -> None:
+            super().__init__("out")
+            raise TypeError("of my own")
+
+    with pytest.raises(TypeError, match="of my own"):
+        Broken()
+
+
+def test_the_columns_that_an_aggregate_lacks_are_named_without_a_connection() -> None:
+    import msgspec
+
+    class Hit(msgspec.Struct):
+        path: str
+
+    def strategy(by: str) -> Strategy:
+        counts = Aggregate([by], {"n": ("*", "count")})
+        return Strategy(value=Json(Hit), reduce=[counts, StreamWriter("out")])
+
+    strategy("path")._check_columns()
+    strategy("partition")._check_columns()
+    with pytest.raises(StrategyError, match="reduce-1: Aggregate: the rows have no column 'pth'"):
+        strategy("pth").validate()
+
+
+def test_a_column_of_order_by_that_may_be_null_is_named() -> None:
+    import msgspec
+
+    class Hit(msgspec.Struct):
+        path: str | None
+        host: str
+
+    writer = ClickHouseWriter("t", create=True, order_by=["path", "host"])
+    declared = Strategy(value=Json(Hit), reduce=writer).schema_of("reduce-1")
+    (doubt,) = writer.doubts(declared)
+    assert doubt.startswith("column path may be null")
