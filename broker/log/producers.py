@@ -26,28 +26,11 @@ if TYPE_CHECKING:
     from .records import BatchHeader
     from .segment import Segment
 
-__all__ = [
-    "KEPT_BATCHES",
-    "SNAPSHOT_SUFFIX",
-    "AbortedTransaction",
-    "AbortedTransactions",
-    "InvalidProducerEpoch",
-    "InvalidTransactionState",
-    "Marker",
-    "OutOfOrderSequence",
-    "ProducerDescription",
-    "ProducerError",
-    "ProducerIdentity",
-    "ProducerStates",
-    "SentBatch",
-    "build_marker",
-    "read_marker",
-    "restore_producers",
-    "save_producers",
-]
 
 KEPT_BATCHES: Final = 5
 """Latest batches per producer in which duplicates are recognised: clients keep at most 5 in flight."""
+MOST_PRODUCERS: Final = 10_000
+"""Producers that a log remembers, about 600 bytes each; whoever is forgotten may go on with any sequence."""
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 _KEPT_SNAPSHOTS: Final = 2  # one more than needed, in case the newest is damaged or beyond a cut
 _MAX_SEQUENCE: Final = 2**31 - 1
@@ -351,6 +334,16 @@ class ProducerStates:
             del self._producers[producer_id]
         return len(idle)
 
+    def _forget_idlest(self) -> None:
+        """Forget a quarter of the producers, those that have sent nothing for longest."""
+        idle = sorted(
+            (each.last_seen_ms, producer_id)
+            for producer_id, each in self._producers.items()
+            if producer_id not in self._open
+        )
+        for _, producer_id in idle[: MOST_PRODUCERS // 4]:
+            del self._producers[producer_id]
+
     def describe(self) -> list[ProducerDescription]:
         """Return all producers."""
         return [
@@ -392,6 +385,8 @@ class ProducerStates:
         if producer is None:
             producer = _Producer(batch.producer_epoch, now_ms, [])
             self._producers[batch.producer_id] = producer
+            if len(self._producers) > MOST_PRODUCERS:
+                self._forget_idlest()
         elif producer.epoch != batch.producer_epoch:
             producer.epoch = batch.producer_epoch
             producer.sent = []

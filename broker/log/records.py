@@ -460,12 +460,16 @@ def decompress(
     Raises ValueError if it is damaged or the codec is unknown, BatchTooLarge for more than `most_bytes`.
     """
     # Anonymous memory: a page takes no memory until it is written.
-    output = memoryview(mmap.mmap(-1, most_bytes))
+    area = mmap.mmap(-1, most_bytes)
+    output = memoryview(area)
     try:
         size = int(_INTO[codec](body, output))
     except KeyError:
         raise ValueError(f"unknown compression codec {codec}") from None
     except (cramjam.DecompressionError, struct.error) as error:
+        # Now: the traceback keeps what it refers to until the garbage is collected.
+        output.release()
+        area.close()
         if any(each in str(error) for each in _FULL):
             raise BatchTooLarge(
                 f"its records take more than {most_bytes} bytes without compression"

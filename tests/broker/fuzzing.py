@@ -574,6 +574,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     began, step, wrong = time.monotonic(), 20_000, 0
     for at in range(0, options.requests, step):
         seed = options.seed + at // step

@@ -30,7 +30,7 @@ IDLE_SECONDS: Final = 120.0
 """After so long without a request a session makes room for another."""
 
 MOST_PARTITIONS: Final = 200_000
-"""Partitions of all sessions together; each takes about 300 bytes. Kafka has no such limit."""
+"""Partitions of all sessions together; each takes about 400 bytes. Kafka has no such limit."""
 
 _LARGEST = 2**31 - 1
 

@@ -216,10 +216,13 @@ async def _delete_below(
         except OffsetOutOfRange:
             error = ErrorCode.offset_out_of_range
         except (LogError, OSError) as problem:
-            logger.error(
-                "records could not be deleted", topic=topic, partition=index, error=str(problem)
-            )
-            error = ErrorCode.kafka_storage_error
+            if partition.closed:
+                error = ErrorCode.unknown_topic_or_partition
+            else:
+                error = ErrorCode.kafka_storage_error
+                logger.error(
+                    "records could not be deleted", topic=topic, partition=index, error=str(problem)
+                )
     return entities.DeleteRecordsPartitionResult(
         partition_index=index, low_watermark=i64(low_watermark), error_code=error
     )

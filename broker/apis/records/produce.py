@@ -78,7 +78,7 @@ _FIRST_WITH_TRANSACTION_ABORTABLE = 11
 _FIRST_TO_ADD_PARTITIONS = 12
 _ACKS = (-1, 0, 1)
 _FEW_ELEMENTS = 500  # topics and partitions that are appended to in one turn
-_MOST_REPEATED = 1000  # for each client and version
+_MOST_REPEATED = 200  # for each client and version
 _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (TruncatedBatch, ErrorCode.invalid_record),  # before its base class
     (CorruptBatch, ErrorCode.corrupt_message),

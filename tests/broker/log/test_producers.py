@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kmr.broker.log.log_config import DEFAULT_PRODUCER_EXPIRATION_MS
 from kmr.broker.log.producers import (
     KEPT_BATCHES,
+    MOST_PRODUCERS,
     AbortedTransaction,
     AbortedTransactions,
     InvalidProducerEpoch,
@@ -74,6 +75,21 @@ def test_a_duplicate_older_than_the_kept_batches_is_out_of_order() -> None:
         append(states, sent_by(sequence=sequence), first_offset=sequence)
     with pytest.raises(OutOfOrderSequence, match="sequence 0 instead of 6"):
         states.check(sent_by(sequence=0))
+
+
+def test_the_idlest_producers_make_room_but_not_those_of_open_transactions() -> None:
+    states = ProducerStates()
+    header = sent_by()
+    transactional = msgspec.structs.replace(header, attributes=header.attributes | 0x10)
+    append(states, transactional, 0)
+    for number in range(MOST_PRODUCERS):
+        append(states, msgspec.structs.replace(header, producer_id=100 + number), number, number)
+    assert len(states) == MOST_PRODUCERS - MOST_PRODUCERS // 4 + 1
+    assert states.knows(7)
+    assert not states.knows(100)
+    assert states.knows(100 + MOST_PRODUCERS - 1)
+    later = msgspec.structs.replace(header, producer_id=100, base_sequence=50)
+    assert states.check(later) is None
 
 
 def test_a_gap_in_the_sequence_is_out_of_order() -> None:
