@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..errors import reason_of
 from .casting import Cast, Misfit
 from .kinds import Mask, either, is_text, plain, whole, without
 from .reasons import reasons
@@ -95,10 +96,13 @@ def _cast(array: Array, target: Target) -> tuple[Cast, Misfit | None]:
     """Cast a column; where no value of its type fits, all values are bad."""
     try:
         return target.cast(array), None
-    except Misfit as misfit:
-        nulls = target.cast(pa.nulls(len(array)))
-        wrong = array.is_valid().to_numpy(zero_copy_only=False)
-        return nulls._replace(bad=either(nulls.bad, wrong) if wrong.any() else nulls.bad), misfit
+    except Misfit as error:
+        misfit = error
+    except (pa.ArrowException, ArithmeticError, ValueError, TypeError) as error:
+        misfit = Misfit(reason_of(error))  # a retry would end like this one
+    nulls = target.cast(pa.nulls(len(array)))
+    wrong = array.is_valid().to_numpy(zero_copy_only=False)
+    return nulls._replace(bad=either(nulls.bad, wrong) if wrong.any() else nulls.bad), misfit
 
 
 def fit_letters(rows: pa.Table, targets: Sequence[Target]) -> Fitted:

@@ -182,7 +182,9 @@ def _beyond(array: Array) -> Mask:
 
 
 def _hexadecimal(array: Any) -> Any:
-    return pa.array([None if value is None else value.hex() for value in array.to_pylist()])
+    return pa.array(
+        [None if value is None else value.hex() for value in array.to_pylist()], pa.string()
+    )
 
 
 def copy_columns(table: pa.Table) -> pa.Table:

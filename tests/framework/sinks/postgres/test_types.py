@@ -13,6 +13,7 @@ from kmr.sinks.postgres.types import Column, column_type, copy_columns, copy_tex
 def test_null_and_empty_text_differ_and_bytes_are_hexadecimal() -> None:
     table = pa.table({"s": ["", None], "raw": pa.array([b"\x00\xff", None], pa.binary())})
     assert copy_text(copy_columns(table)) == b'"","\\x00ff"\n,\n'
+    assert copy_text(copy_columns(table.slice(1))) == b",\n"
 
 
 def test_a_type_that_postgres_lacks_is_an_error() -> None:
