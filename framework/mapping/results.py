@@ -156,7 +156,11 @@ def _values_of(
     """Return the values of each column; None where a row does not have the key."""
     if set(map(type, rows)) == {dict}:
         names = list(rows[0]) if schema is None else schema.names
-        if set(map(len, rows)) == {len(names)} and all(type(name) is str for name in names):
+        if (
+            names
+            and set(map(len, rows)) == {len(names)}
+            and all(type(name) is str for name in names)
+        ):
             with suppress(KeyError):  # else all rows have these keys
                 return {name: list(map(itemgetter(name), rows)) for name in names}
     dicts = _dicts(rows)

@@ -179,6 +179,8 @@ class Metrics:
                 each.labels(stage)
             self.flush_retries.labels(stage)
         for stage in stages:
+            for what in ("fields", "digits"):
+                self.left_out.labels(stage, what)
             self.failed.labels(stage)
             self.unexpected_duplicates.labels(stage)
         self.failed.labels(MAP_STAGE)

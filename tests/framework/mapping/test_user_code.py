@@ -122,6 +122,11 @@ def test_a_row_that_cannot_be_one_fails_alone(row: Any, reason: str) -> None:
     assert found.startswith(reason)
 
 
+def test_rows_without_columns_fail_though_all_rows_of_a_batch_are_so() -> None:
+    run = run_strategy(Strategy(lambda _record: {}, MemoryWriter(Journal())), [b"1", b"2"])
+    assert [each["reason"] for each in run.failures] == ["the row has no columns"] * 2
+
+
 def test_a_coroutine_in_a_row_says_what_to_do() -> None:
     async def answer() -> int:
         return 1

@@ -46,6 +46,7 @@ NAMES = {
     "kmr_settled_records",
     "kmr_transactions",
     "kmr_unexpected_duplicates",
+    "kmr_values_left_out",
 }
 
 
