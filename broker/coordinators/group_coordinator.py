@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 import structlog
+from anyio import to_thread
 
 from ..supervision import Supervisor
 from ..turns import in_turns
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ..settings import BrokerSettings
     from ..topics.topic import TopicPartition
     from ..topics.topics import Topics
+    from .groups.assignors import Assignment
 
 _STORE_INTERVAL = 1.0  # seconds between two runs of the store's maintenance
 _EXPIRY_INTERVAL = 600.0  # seconds between two checks for expired offsets
@@ -98,20 +100,20 @@ class GroupCoordinator:
         self._unstored: set[str] = set()
         """The groups whose last change could not be stored."""
         self._tasks: TaskGroup | None = None
+        self._computing = anyio.CapacityLimiter(1)
 
     async def __aenter__(self) -> Self:
         self._clock: Clock = self._given_clock or asyncio.get_running_loop()
         for group_id in self.offsets.group_ids():
-            consumers = self.offsets.stored_consumer_group(group_id)
-            if consumers is not None:
-                restored = self._new_consumer_group(group_id)
-                restored.restore(consumers)
-                self._groups[group_id] = restored
-                continue
-            group = self._new_group(group_id)
-            stored = self.offsets.stored_group(group_id)
-            if stored is not None:
-                group.restore(stored.snapshot)
+            try:
+                self._restore(group_id)
+            except Exception as error:  # noqa: BLE001  whatever is stored, the others go on
+                logger.error(
+                    "a stored group cannot be read; its members must join again",
+                    group=group_id,
+                    error=str(error) or repr(error),
+                )
+                self._new_group(group_id)
         self._tasks = await anyio.create_task_group().__aenter__()
         for work, action, every in (
             (_MAINTENANCE, self.maintain, _STORE_INTERVAL),
@@ -420,6 +422,19 @@ class GroupCoordinator:
         is_allowed = low <= request.session_timeout <= high
         return None if is_allowed else GroupError.INVALID_SESSION_TIMEOUT
 
+    def _restore(self, group_id: str) -> None:
+        """Continue a stored group."""
+        consumers = self.offsets.stored_consumer_group(group_id)
+        if consumers is not None:
+            restored = self._new_consumer_group(group_id)
+            restored.restore(consumers)
+            self._groups[group_id] = restored
+            return
+        group = self._new_group(group_id)
+        stored = self.offsets.stored_group(group_id)
+        if stored is not None:
+            group.restore(stored.snapshot)
+
     def _new_group(self, group_id: str) -> Group:
         group = Group(group_id, self._settings, self._clock, self._store_generation)
         self._groups[group_id] = group
@@ -433,8 +448,23 @@ class GroupCoordinator:
             self._topic,
             self._store_later,
             topics_version=self._topics_version,
+            offload=self._offload,
             session_timeout=lambda: self.own.session_timeout(group_id),
         )
+
+    def _offload(
+        self, work: Callable[[], Assignment], done: Callable[[Assignment | None], None]
+    ) -> None:
+        """Compute a large group's target in a thread: that takes long, and other clients go on."""
+
+        async def compute() -> None:
+            target = None
+            with self._supervisor.attempt(_MAINTENANCE, "cannot assign partitions to a group"):
+                target = await to_thread.run_sync(work, limiter=self._computing)
+            done(target)
+
+        if self._tasks is not None:
+            self._tasks.start_soon(compute)
 
     def _topics_version(self) -> int:
         return 0 if self._topics is None else self._topics.version

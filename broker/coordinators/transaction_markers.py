@@ -106,7 +106,10 @@ class MarkerWriter:
             committed = decide(producer, OFFSETS_PARTITION)
             if committed is not None:
                 marker = Marker(committed, LEADER_EPOCH)
-                await self._offsets.end_transaction(producer, marker)
+                try:
+                    await self._offsets.end_transaction(producer, marker)
+                except LogError as error:
+                    logger.error("cannot end an open transaction", error=str(error))
                 ended[committed] += 1
         return ended
 

@@ -184,13 +184,13 @@ async def _describe_groups(
 ) -> entities.ConsumerGroupDescribeResponse:
     operations = request.include_authorized_operations
     groups = [
-        _describe(context, each, operations=operations)
+        await _describe(context, each, operations=operations)
         async for each in in_turns(request.group_ids)
     ]
     return entities.ConsumerGroupDescribeResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 
-def _describe(context: RequestContext, group_id: Any, *, operations: bool) -> Any:
+async def _describe(context: RequestContext, group_id: Any, *, operations: bool) -> Any:
     group = context.services.groups.find(group_id)
     code, message = ErrorCode.none, None
     hidden = False
@@ -223,7 +223,12 @@ def _describe(context: RequestContext, group_id: Any, *, operations: bool) -> An
         group_epoch=i32(group.epoch),
         assignment_epoch=i32(group.assignment_epoch),
         assignor_name=group.assignor,
-        members=tuple(_member(context, group, each) for each in group.members.values()),
+        members=tuple(
+            [
+                _member(context, group, each)
+                async for each in in_turns(tuple(group.members.values()))
+            ]
+        ),
         authorized_operations=authorized_operations(
             context, Resource.GROUP, group_id, wanted=operations
         ),

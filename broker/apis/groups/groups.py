@@ -181,12 +181,14 @@ async def _join_group(
         skip_assignment=result.skip_assignment,
         member_id=result.member_id,
         members=tuple(
-            entities.JoinGroupResponseMember(
-                member_id=member.member_id,
-                group_instance_id=member.instance_id,
-                metadata=member.metadata,
-            )
-            for member in result.members
+            [
+                entities.JoinGroupResponseMember(
+                    member_id=member.member_id,
+                    group_instance_id=member.instance_id,
+                    metadata=member.metadata,
+                )
+                async for member in in_turns(result.members)
+            ]
         ),
     )
 
@@ -201,7 +203,9 @@ async def _sync_group(
         SyncRequest(
             member=MemberIdentity(request.member_id, request.group_instance_id),
             generation=request.generation_id,
-            assignments=tuple((each.member_id, each.assignment) for each in request.assignments),
+            assignments=tuple(
+                [(each.member_id, each.assignment) async for each in in_turns(request.assignments)]
+            ),
             protocol_type=request.protocol_type,
             protocol_name=request.protocol_name,
         ),
@@ -277,12 +281,13 @@ async def _describe_groups(
 ) -> entities.DescribeGroupsResponse:
     operations = request.include_authorized_operations
     groups = [
-        _describe(context, each, operations=operations) async for each in in_turns(request.groups)
+        await _describe(context, each, operations=operations)
+        async for each in in_turns(request.groups)
     ]
     return entities.DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 
-def _describe(
+async def _describe(
     context: RequestContext, group_id: GroupId, *, operations: bool
 ) -> entities.DescribedGroup:
     group = context.services.groups.describe(group_id)
@@ -297,15 +302,17 @@ def _describe(
         protocol_type=group.protocol_type,
         protocol_data=group.protocol_name,
         members=tuple(
-            entities.DescribedGroupMember(
-                member_id=member.member_id,
-                group_instance_id=member.instance_id,
-                client_id=member.client_id,
-                client_host=f"/{member.client_host}",  # as Java prints addresses
-                member_metadata=member.metadata,
-                member_assignment=member.assignment,
-            )
-            for member in group.members
+            [
+                entities.DescribedGroupMember(
+                    member_id=member.member_id,
+                    group_instance_id=member.instance_id,
+                    client_id=member.client_id,
+                    client_host=f"/{member.client_host}",  # as Java prints addresses
+                    member_metadata=member.metadata,
+                    member_assignment=member.assignment,
+                )
+                async for member in in_turns(group.members)
+            ]
         ),
         authorized_operations=authorized_operations(
             context, Resource.GROUP, group_id, wanted=operations

@@ -20,7 +20,10 @@ Assignment = dict[str, frozenset[tuple[UUID, int]]]
 
 
 class AssignorInput:
-    """The members with the topics that they read, and the number of partitions of each topic."""
+    """The members with the topics that they read, and the number of partitions of each topic.
+
+    Members that read the same topics should have the same collection: it is looked at once.
+    """
 
     def __init__(
         self, members: Mapping[str, Collection[UUID]], partitions: Mapping[UUID, int]
@@ -28,13 +31,27 @@ class AssignorInput:
         self.members = members
         """In the order in which `range_` counts them."""
         self.partitions = partitions
-        readers: dict[UUID, list[str]] = {topic: [] for topic in sorted(partitions)}
+        alike: dict[int, list[str]] = {}
         for member, topics in members.items():
-            for topic in topics:
-                if topic in readers:
-                    readers[topic].append(member)
-        self.readers = readers
-        """The members that read each topic, in their order."""
+            alike.setdefault(id(topics), []).append(member)
+        places = {member: at for at, member in enumerate(members)}
+        groups: dict[UUID, list[int]] = {topic: [] for topic in sorted(partitions)}
+        for group, (first, *_) in alike.items():
+            for topic in members[first]:
+                if topic in groups:
+                    groups[topic].append(group)
+        shared: dict[tuple[int, ...], list[str]] = {}
+        self.readers: dict[UUID, list[str]] = {}
+        """The members that read each topic, in their order; topics of the same members share the list."""
+        for topic, found in groups.items():
+            key = tuple(found)
+            readers = shared.get(key)
+            if readers is None:
+                readers = sorted(
+                    (each for group in key for each in alike[group]), key=places.__getitem__
+                )
+                shared[key] = readers
+            self.readers[topic] = readers
 
 
 def range_(given: AssignorInput, before: Assignment) -> Assignment:
@@ -57,14 +74,13 @@ class _Loads:
 
     def __init__(self, given: AssignorInput, assigned: dict[str, set[tuple[UUID, int]]]) -> None:
         self._assigned = assigned
-        heaps: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+        heaps: dict[int, list[tuple[int, str]]] = {}
         self._heap: dict[UUID, list[tuple[int, str]]] = {}
         self._heaps_of: dict[str, list[list[tuple[int, str]]]] = {each: [] for each in assigned}
-        for topic, members in given.readers.items():
-            readers = tuple(members)
-            heap = heaps.get(readers)
+        for topic, readers in given.readers.items():
+            heap = heaps.get(id(readers))
             if heap is None:
-                heap = heaps[readers] = [(len(assigned[member]), member) for member in readers]
+                heap = heaps[id(readers)] = [(len(assigned[member]), member) for member in readers]
                 heapq.heapify(heap)
                 for member in readers:
                     self._heaps_of[member].append(heap)
@@ -89,8 +105,7 @@ def _kept(given: AssignorInput, before: Assignment) -> dict[str, set[tuple[UUID,
     """Return what each member had, and may still read."""
     kept: dict[str, set[tuple[UUID, int]]] = {member: set() for member in given.members}
     taken: set[tuple[UUID, int]] = set()
-    for member, topics in given.members.items():
-        wanted = set(topics)
+    for member, wanted in given.members.items():
         for partition in before.get(member, ()):
             topic, index = partition
             is_readable = topic in wanted and index < given.partitions.get(topic, 0)

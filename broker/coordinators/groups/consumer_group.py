@@ -12,7 +12,8 @@ when that one has released it. Durations are seconds. Source: KIP-848, "Reconcil
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 from .assignors import ASSIGNORS, DEFAULT_ASSIGNOR, AssignorInput
@@ -28,7 +29,7 @@ from .consumer_types import (
 from .group_types import GROUP_BYTES, GroupDescription, GroupError, GroupState, MemberIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from ...settings import BrokerSettings
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 _SMALL = 1_000  # members and partitions of a group that gets a new target at each change
 _PARTITION_BYTES = 500  # of a partition in targets and assignments
 _PAUSE = 1.0  # seconds between two targets of a larger group
+
+
+Offload: TypeAlias = (
+    "Callable[[Callable[[], Assignment], Callable[[Assignment | None], None]], None]"
+)
 
 
 class ConsumerGroup:
@@ -58,12 +64,14 @@ class ConsumerGroup:
         on_change: Callable[[ConsumerGroup], None],
         *,
         topics_version: Callable[[], int],
+        offload: Offload = lambda work, done: done(work()),
         session_timeout: Callable[[], float] | None = None,
     ) -> None:
         """`topics` returns the id and the number of partitions of a topic that exists.
 
-        `topics_version` returns a number that grows when topics change. `session_timeout` returns the seconds
-        that count from a heartbeat on; None: those of all groups.
+        `topics_version` returns a number that grows when topics change. `offload` does long work elsewhere,
+        and hands its result over in this thread. `session_timeout` returns the seconds that count from a
+        heartbeat on; None: those of all groups.
         """
         self.id = group_id
         self.epoch = 0
@@ -79,11 +87,15 @@ class ConsumerGroup:
         self._instances: dict[str, str] = {}
         self._holders: dict[tuple[UUID, int], str] = {}
         self._topics_version = topics_version
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """Subscriptions, each once: members that read the same topics share them."""
         self._readers: Counter[str] = Counter()
         """The number of members that are subscribed to each topic."""
         self._resolved: dict[str, tuple[UUID, int]] = {}
         self._resolved_at: int | None = None
         """The version of the topics of `_resolved`; None: subscriptions have changed since."""
+        self._is_computing = False
+        self._offload = offload
         self._pause: TimerHandle | None = None
         """Runs while a large group has no new target, because the last one was made a moment ago."""
         self._dirty: set[str | None] = set()
@@ -176,11 +188,9 @@ class ConsumerGroup:
             if resolved != self._resolved:
                 self._resolved = resolved
                 self._bump()
-        if self.epoch > self.assignment_epoch and self._pause is None:
+        is_resting = self._is_computing or self._pause is not None
+        if self.epoch > self.assignment_epoch and not is_resting:
             self._assign()
-            load = len(self.members) + sum(count for _, count in self._resolved.values())
-            if load > _SMALL:
-                self._pause = self._clock.call_later(_PAUSE, self._end_pause)
 
     def _remove(self, member: ConsumerMember) -> None:
         """Remove a member; what it held is free."""
@@ -255,6 +265,7 @@ class ConsumerGroup:
                 self._dirty.add(member_id)
                 continue
             member, self.target[member_id] = ConsumerMember.from_record(member_id, stored)
+            member.topics, member.matched = map(self._shared, (member.topics, member.matched))
             self._add(member)
             self._hold(member, member.assigned, member.revoking)
             self._expect_heartbeat(member)
@@ -330,16 +341,29 @@ class ConsumerGroup:
                 return GroupError.FENCED_INSTANCE_ID
         return self.members.get(request.member_id) or GroupError.UNKNOWN_MEMBER_ID
 
+    def _shared(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names, as another member has them if one has the same."""
+        if len(self._names) > 2 * len(self.members) + 10:
+            kept = [
+                names for each in self.members.values() for names in (each.topics, each.matched)
+            ]
+            self._names = {names: names for names in kept}
+        return self._names.setdefault(names, names)
+
     def _count(self, before: set[str], after: set[str]) -> None:
         """Count the readers of each topic anew, when a member's subscription changes."""
         if before == after:
             return
+        known = len(self._readers)
         self._readers.update(after - before)
+        changed = len(self._readers) > known
         for name in before - after:
             self._readers[name] -= 1
             if not self._readers[name]:
                 del self._readers[name]
-        self._resolved_at = None
+                changed = True
+        if changed:
+            self._resolved_at = None
 
     def _add(self, member: ConsumerMember) -> None:
         self.members[member.id] = member
@@ -365,6 +389,8 @@ class ConsumerGroup:
         )
         self._add(after)
         self.target[member_id] = self.target.pop(before.id, frozenset())
+        if self._is_computing:  # the new target is for the member before
+            self._bump()
         assigned = before.assigned
         self._hold(before, frozenset(), frozenset())
         self._hold(after, assigned, frozenset())
@@ -376,7 +402,7 @@ class ConsumerGroup:
             member.matched_at = request.matched_at
         told: dict[str, Any] = {
             "regex": request.regex,
-            "matched": request.matched,
+            "matched": None if request.matched is None else self._shared(request.matched),
             "assignor": request.assignor,
             "rack_id": request.rack_id,
             "rebalance_timeout": request.rebalance_timeout,
@@ -384,7 +410,7 @@ class ConsumerGroup:
             "client_host": request.client_host,
         }
         if request.topics is not None:
-            told["topics"] = tuple(sorted(set(request.topics)))
+            told["topics"] = self._shared(tuple(sorted(set(request.topics))))
         if not (member.regex if request.regex is None else request.regex):
             told["matched"] = ()
         changed = {
@@ -408,27 +434,45 @@ class ConsumerGroup:
         self._dirty.add(None)
 
     def _assign(self) -> None:
+        """Make a new target: at once, or for a large group elsewhere, which then rests for a while."""
         wishes = Counter(each.assignor for each in self.members.values() if each.assignor)
-        self.assignor = wishes.most_common(1)[0][0] if wishes else DEFAULT_ASSIGNOR
+        assignor = wishes.most_common(1)[0][0] if wishes else DEFAULT_ASSIGNOR
         # An instance id keeps its place in the order when the member id changes.
         order = sorted(self.members.values(), key=lambda each: each.instance_id or each.id)
-        subscriptions: dict[str, Collection[UUID]] = {
-            each.id: {self._resolved[name][0] for name in each.subscription & self._resolved.keys()}
-            for each in order
-        }
-        given = AssignorInput(subscriptions, dict(self._resolved.values()))
-        target = ASSIGNORS[self.assignor](given, self.target)
+        read = [(each.id, each.topics, each.matched) for each in order]
+        work = partial(_new_target, assignor, read, dict(self._resolved), dict(self.target))
+        epoch = self.epoch
+        load = len(self.members) + sum(count for _, count in self._resolved.values())
+        if load <= _SMALL:
+            self._take_target(work(), assignor, epoch)
+            return
+        self._is_computing = True
+        self._offload(work, lambda target: self._take_large_target(target, assignor, epoch))
+
+    def _take_target(self, target: Assignment, assignor: str, epoch: int) -> None:
+        self.assignor = assignor
         for member_id, partitions in target.items():
             if self.target.get(member_id) != partitions:
                 self._dirty.add(member_id)
         self.target = target
-        self.assignment_epoch = self.epoch
+        self.assignment_epoch = epoch
         self._dirty.add(None)
+
+    def _take_large_target(self, target: Assignment | None, assignor: str, epoch: int) -> None:
+        """Take what was computed; None: it failed, and is tried again."""
+        self._is_computing = False
+        if self._is_dead or not self.members:
+            return
+        self._pause = self._clock.call_later(_PAUSE, self._end_pause)
+        if target is not None:
+            here = {each: parts for each, parts in target.items() if each in self.members}
+            self._take_target(here, assignor, epoch)
+            self._on_change(self)
 
     def _end_pause(self) -> None:
         """Make the target that had to wait."""
         self._pause = None
-        if self.members and not self._is_dead and self.epoch > self.assignment_epoch:
+        if self.members and not self._is_dead:
             self.refresh()
             self._on_change(self)
 
@@ -497,3 +541,21 @@ class ConsumerGroup:
         if self.members.get(member.id) is member:
             self._remove(member)
             self._on_change(self)
+
+
+def _new_target(
+    assignor: str,
+    members: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]],
+    topics: Mapping[str, tuple[UUID, int]],
+    before: Assignment,
+) -> Assignment:
+    """Return the partitions of each member: of its id, and the names of topics that it reads."""
+    known: dict[tuple[int, int], frozenset[UUID]] = {}
+    subscriptions: dict[str, Collection[UUID]] = {}
+    for member_id, names, matched in members:
+        key = (id(names), id(matched))
+        if key not in known:
+            readable = topics.keys() & {*names, *matched}
+            known[key] = frozenset(topics[name][0] for name in readable)
+        subscriptions[member_id] = known[key]
+    return ASSIGNORS[assignor](AssignorInput(subscriptions, dict(topics.values())), before)

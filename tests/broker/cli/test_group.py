@@ -47,9 +47,9 @@ def test_a_cluster_that_has_no_coordinator_yet_is_asked_again(
         code = created.pop() if created else ErrorCode.none
         return replace(coordinator(context, key, key_type), error_code=code)
 
-    def look(context: Any, group: Any, **asked: Any) -> Any:
+    async def look(context: Any, group: Any, **asked: Any) -> Any:
         code = loaded.pop() if loaded else ErrorCode.none
-        return replace(describe(context, group, **asked), error_code=code)
+        return replace(await describe(context, group, **asked), error_code=code)
 
     monkeypatch.setattr(groups, "_coordinator", find)
     monkeypatch.setattr(groups, "_describe", look)

@@ -551,3 +551,17 @@ async def test_the_memory_of_offsets_is_given_back_when_they_are_gone(bench: Ben
         await groups.remove_topics(["a"])
         await groups.delete("g")
         assert groups.offsets.offset_bytes == 0
+
+
+async def test_a_stored_group_that_cannot_be_read_does_not_keep_the_others(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with bench.running() as groups:
+        joined = await join_alone(groups, "good")
+        await groups.commit("bad", NOBODY, -1, {("t", 0): (5, -1, "")})
+        groups.offsets.store_consumer_group("bad", {"member": {"epoch": "?"}})
+    async with bench.running() as groups:
+        assert groups.heartbeat("good", MemberIdentity(joined.member_id), 1) is None
+        assert "a stored group cannot be read" in capsys.readouterr().out
+        assert (await groups.join("bad", request())).error is None
+        assert (await groups.offsets.fetch("bad", None))["t", 0].offset == 5

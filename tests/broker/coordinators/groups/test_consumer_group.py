@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -289,14 +290,22 @@ def test_uniform_moves_only_what_makes_the_numbers_equal_and_range_gives_the_sam
 class Large:
     """A group of many members that read one topic, and the targets that were made for them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, members: int, partitions: int) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        members: int,
+        partitions: int,
+        offload: Any = lambda work, done: done(work()),
+    ) -> None:
         self.targets = 0
         self.looked_up = 0
         self.timers = Timers()
         settings = BrokerSettings(data_dir=Path("unused"))
         monkeypatch.setitem(ASSIGNORS, "uniform", self.assign)
         self.group = ConsumerGroup(
-            "g", settings, self.timers, self.topic, lambda _: None, topics_version=lambda: 1
+            *("g", settings, self.timers, self.topic, lambda _: None),
+            topics_version=lambda: 1,
+            offload=offload,
         )
         self.partitions = partitions
         self.epochs = {f"m{at}": self.beat(f"m{at}", 0, topics=("a",)) for at in range(members)}
@@ -332,6 +341,45 @@ def test_a_large_group_has_one_new_target_a_second_however_many_members_join(
     assert large.group.state is ConsumerGroupState.STABLE
     assert {len(each.assigned) for each in large.group.members.values()} == {30}
     assert large.targets == 2
+
+
+def test_a_target_that_was_computed_elsewhere_is_for_those_who_are_still_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computing: list[Any] = []
+
+    def finish() -> None:
+        work, done = computing.pop()
+        done(work())
+
+    def pause() -> None:
+        (fire,) = [fire for delay, fire in large.timers.pending if delay == 1.0]
+        large.timers.pending = [each for each in large.timers.pending if each[0] != 1.0]
+        fire()
+
+    large = Large(monkeypatch, 3, 3000, lambda *work: computing.append(work))
+    static = ConsumerHeartbeat("s1", 0, "s", rebalance_timeout=9.0, topics=("a",))
+    large.group.heartbeat(static)
+    finish()
+    pause()
+    assert len(computing) == 1, "three members have joined since"
+    large.group.heartbeat(ConsumerHeartbeat("m0", -1))
+    large.group.heartbeat(ConsumerHeartbeat("s1", -2, "s"))
+    large.group.heartbeat(replace(static, member_id="s2"))
+    finish()
+    pause()
+    finish()
+    held = {member: len(parts) for member, parts in large.group.target.items()}
+    assert held == {"m1": 1000, "m2": 1000, "s2": 1000}
+    assert large.group.assignment_epoch == large.group.epoch
+    pause()
+    large.group.heartbeat(ConsumerHeartbeat("m1", -1))
+    large.group.heartbeat(ConsumerHeartbeat("m2", large.group.members["m2"].epoch))
+    _, failed = computing.pop()
+    failed(None)
+    pause()
+    finish()
+    assert set(large.group.target) == {"m2", "s2"}, "what failed is tried again"
 
 
 def test_a_heartbeat_without_news_looks_up_no_topic_and_stores_nothing(
