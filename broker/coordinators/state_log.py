@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from ..log.disk_work import do_in_thread
+from ..log.disk_work import do_in_thread, do_now
 from ..log.partition import PartitionLog
 from ..log.producers import ProducerIdentity, build_marker, read_marker
 from ..log.records import NO_PRODUCER_ID, build_batch, parse_header, read_records
@@ -177,7 +177,7 @@ class StateLog:
             if self.should_rewrite:  # blocking on the disk is harmless now
                 start = self._rewrite(append_live)
                 self.log.fsync()
-                self.log.truncate_start(start)
+                do_now(self.log.truncation(start))
         except BaseException:
             self.close()
             raise
@@ -231,7 +231,7 @@ class StateLog:
             self._obsolete_before = self._rewrite(append_live)
         if self._obsolete_before is not None:
             await self._sync()
-            await do_in_thread(self.log.truncating(self._obsolete_before))
+            await do_in_thread(self.log.truncation(self._obsolete_before))
             self._obsolete_before = None
 
     def now_ms(self) -> int:

@@ -4,7 +4,7 @@ A pass reads the closed segments of a log twice: first those that no pass has re
 offset of each key; then all of them, to leave out records that a later one replaces. It never touches the
 active segment or records of an open transaction. `plan_compaction` runs in the event loop. A `Compaction`
 runs in a thread, or for large logs in a process (`compaction_process.py`), on files that nothing else writes;
-`PartitionLog.replace_segments` then swaps its result in.
+`PartitionLog.replacement` then swaps its result in.
 
 - A tombstone (a record without a value) stays for `delete.retention.ms` after its key's older records are
   gone, so that consumers that are behind see the deletion.

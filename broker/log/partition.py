@@ -66,15 +66,15 @@ class PartitionLog:
     """The log of one partition; made by `open`.
 
     Offsets are contiguous from `log_start_offset` (inclusive) to `next_offset` (exclusive). Call all
-    methods in one thread, the event loop's, except `fsync` and `checkpoint`. `truncating`, `retaining` and
-    `replacing` are for `do_in_thread`: one of them at a time, and not during `close` and `delete`.
+    methods in one thread, the event loop's, except `fsync` and `checkpoint`. `truncation`, `retention` and
+    `replacement` return work for `do_in_thread` or `do_now`: one at a time, not during `close` and `delete`.
 
     Attributes:
         directory: the directory of its files.
         config: its settings; see `update_config`.
         recovery: what `open` found and did.
-        retained: total of `apply_retention` since the log was opened.
-        compacted: total of `replace_segments` since the log was opened.
+        retained: total of `retention` since the log was opened.
+        compacted: total of `replacement` since the log was opened.
     """
 
     def __init__(self, directory: Path, config: LogConfig, recovered: Recovered) -> None:
@@ -264,16 +264,16 @@ class PartitionLog:
 
         Exact to the record; raises `LogCorrupt`, OSError.
         """
-        return do_now(self.searching(timestamp_ms))
+        return do_now(self.search(timestamp_ms))
 
     def offset_of_max_timestamp(self) -> tuple[int, int] | None:
         """Return `(offset, timestamp)` of the first record with the latest timestamp.
 
         None if no record has a timestamp. Raises `LogCorrupt`, OSError.
         """
-        return do_now(self.searching())
+        return do_now(self.search())
 
-    def searching(self, timestamp_ms: int | None = None) -> DiskWork[tuple[int, int] | None]:
+    def search(self, timestamp_ms: int | None = None) -> DiskWork[tuple[int, int] | None]:
         """Do the same as `offset_for_timestamp`, or `offset_of_max_timestamp` without a time, in steps.
 
         Retention may delete a segment between two steps: then it raises OSError.
@@ -284,7 +284,7 @@ class PartitionLog:
             timestamp_ms = yield from self._segments.finding_latest(most_bytes)
             if timestamp_ms < 0:
                 return None
-        return (yield from self._segments.searching(timestamp_ms, most_bytes))
+        return (yield from self._segments.search(timestamp_ms, most_bytes))
 
     # -- sync --------------------------------------------------------------------------------------
 
@@ -337,8 +337,8 @@ class PartitionLog:
 
     # -- delete ------------------------------------------------------------------------------------
 
-    def truncate_start(self, offset: int) -> None:
-        """Delete the records below `offset` for good (DeleteRecords); blocks while the disk works.
+    def truncation(self, offset: int) -> DiskWork[None]:
+        """Delete the records below `offset` for good (DeleteRecords).
 
         No effect at or below the log start.
 
@@ -346,10 +346,6 @@ class PartitionLog:
             OffsetOutOfRange: `offset` is beyond the log end.
             LogFailed: the disk failed.
         """
-        do_now(self.truncating(offset))
-
-    def truncating(self, offset: int) -> DiskWork[None]:
-        """Do the same as `truncate_start`, in steps."""
         self._appender.write_pending()
         self._appender.check_writable()
         start, end = self._segments.log_start_offset, self._appender.next_offset
@@ -369,16 +365,11 @@ class PartitionLog:
         self._move_log_start(offset)
         yield from self._deleting_below(offset)
 
-    def apply_retention(self, now_ms: int) -> list[DeletedSegment]:
+    def retention(self, now_ms: int) -> DiskWork[list[DeletedSegment]]:
         """Delete whole segments, oldest first, by age and bytes; forget idle producers.
 
-        The active segment is rolled if all of it is too old. Blocks while the disk works. Raises
-        `LogFailed`, OSError.
+        The active segment is rolled if all of it is too old. Raises `LogFailed`, OSError.
         """
-        return do_now(self.retaining(now_ms))
-
-    def retaining(self, now_ms: int) -> DiskWork[list[DeletedSegment]]:
-        """Do the same as `apply_retention`, in steps."""
         self._appender.write_pending()
         expiry_ms = self.config.producer_id_expiration_ms
         self._appender.producers.expire(now_ms, expiry_ms=expiry_ms)
@@ -391,16 +382,11 @@ class PartitionLog:
         self.retained = self.retained.and_one(sum(each.size_bytes for each in deleted))
         return deleted
 
-    def replace_segments(self, rewritten: Rewritten) -> bool:
+    def replacement(self, rewritten: Rewritten) -> DiskWork[bool]:
         """Replace segments by their compacted form; return False if retention has deleted one of them.
 
-        Call `checkpoint` after they were closed and before this. Blocks while the disk works. Raises
-        `LogFailed`, OSError.
+        Call `checkpoint` after they were closed and before this. Raises `LogFailed`, OSError.
         """
-        return do_now(self.replacing(rewritten))
-
-    def replacing(self, rewritten: Rewritten) -> DiskWork[bool]:
-        """Do the same as `replace_segments`, in steps."""
         group, directory = rewritten.group, self.directory
         base_offset, end_offset = group[0].base_offset, group[-1].end_offset
         paths = {each.path for each in group}

@@ -394,7 +394,7 @@ class Segment:
                 return header
         raise self._ends_before(offset)
 
-    def searching(
+    def search(
         self, timestamp: int, start_offset: int, most_bytes: int
     ) -> DiskWork[tuple[int, int] | None]:
         """Find `(offset, timestamp)` of the first record from `start_offset` on with this timestamp or a

@@ -88,13 +88,11 @@ class Segments:
             if offset == end_offset:
                 return span
 
-    def searching(self, timestamp_ms: int, most_bytes: int) -> DiskWork[tuple[int, int] | None]:
+    def search(self, timestamp_ms: int, most_bytes: int) -> DiskWork[tuple[int, int] | None]:
         """Find `(offset, timestamp)` of the first record with this timestamp or a later one, or None."""
         for segment in tuple(self._segments):  # segments may come and go meanwhile
             if self._use(segment).max_timestamp >= timestamp_ms:
-                found = yield from segment.searching(
-                    timestamp_ms, self.log_start_offset, most_bytes
-                )
+                found = yield from segment.search(timestamp_ms, self.log_start_offset, most_bytes)
                 if found is not None:
                     return found
         return None

@@ -114,7 +114,7 @@ async def retain(topics: Topics, supervisor: Supervisor, *, now_ms: int) -> None
         if not _may_try(supervisor, _RETENTION, partition):
             continue
         with _attempt(supervisor, _RETENTION, "old segments could not be deleted", partition):
-            deleted = await topics.clean(partition, partition.log.retaining(now_ms))
+            deleted = await topics.clean(partition, partition.log.retention(now_ms))
             if deleted:
                 logger.info(
                     "old segments deleted",
@@ -192,7 +192,7 @@ async def _run(
         rewritten = await to_thread.run_sync(compaction.rewrite, group)
         if partition.closed:
             raise Stopped
-        if rewritten is not None and not await topics.clean(partition, log.replacing(rewritten)):
+        if rewritten is not None and not await topics.clean(partition, log.replacement(rewritten)):
             return False  # retention has deleted a segment meanwhile
     state = plan.state.after_pass(compaction.clean_to, compaction.tombstones, now_ms)
     await to_thread.run_sync(partial(state.save, plan.directory))

@@ -119,7 +119,7 @@ async def _find(
     log = partition.log
     while True:
         start = log.log_start_offset
-        search = log.searching(None if timestamp == _MAX_TIMESTAMP else timestamp)
+        search = log.search(None if timestamp == _MAX_TIMESTAMP else timestamp)
         try:
             found = await do_in_thread(search, limiter=context.services.computing)
             break
@@ -211,7 +211,7 @@ async def _delete_below(
         try:
             if not 0 <= offset <= end:
                 raise OffsetOutOfRange(offset, log.log_start_offset, end)
-            await context.services.topics.clean(partition, log.truncating(offset))
+            await context.services.topics.clean(partition, log.truncation(offset))
             low_watermark = log.log_start_offset
         except OffsetOutOfRange:
             error = ErrorCode.offset_out_of_range

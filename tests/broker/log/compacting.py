@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kmr.broker.log.compaction import Compaction, plan_compaction
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.producers import Marker, ProducerIdentity, build_marker
@@ -66,7 +67,7 @@ def compact(log: PartitionLog, now_ms: int = NOW, *, max_keys: int = 1000) -> bo
     compaction.read_keys()
     for group in plan.groups:
         rewritten = compaction.rewrite(group)
-        assert rewritten is None or log.replace_segments(rewritten)
+        assert rewritten is None or do_now(log.replacement(rewritten))
     plan.state.after_pass(compaction.clean_to, compaction.tombstones, now_ms).save(log.directory)
     return True
 

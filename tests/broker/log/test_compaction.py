@@ -13,6 +13,7 @@ from kmr.broker.log.compaction import (
     Stopped,
     plan_compaction,
 )
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import TimestampType
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import (
@@ -220,16 +221,16 @@ def test_age_deletes_nothing_where_a_log_is_only_compacted(open_log: Open) -> No
     log = open_log(config)
     put(log, ("a", "1"))
     log.roll()
-    assert log.apply_retention(NOW + 1000) == []
+    assert do_now(log.retention(NOW + 1000)) == []
     log.update_config(replace(config, cleanup_policy="compact,delete"))
-    assert [each.base_offset for each in log.apply_retention(NOW + 1000)] == [0]
+    assert [each.base_offset for each in do_now(log.retention(NOW + 1000))] == [0]
 
 
 def test_deleted_records_are_left_out(open_log: Open) -> None:
     log = open_log(CONFIG)
     put(log, *((f"k{n}", "x") for n in range(6)))
     log.roll()
-    log.truncate_start(3)
+    do_now(log.truncation(3))
     compact(log)
     assert sorted(pairs(log)) == [3, 4, 5]
     log.close()
@@ -335,9 +336,9 @@ def test_a_pass_gives_up_when_its_segments_are_deleted_meanwhile(open_log: Open)
     compaction.read_keys()
     (group,) = plan.groups
     rewritten = compaction.rewrite(group)
-    log.truncate_start(2)
+    do_now(log.truncation(2))
     assert rewritten is not None
-    assert not log.replace_segments(rewritten)
+    assert not do_now(log.replacement(rewritten))
     assert sorted(pairs(log)) == [2]
     assert [path.name for path in log.directory.glob("*.tmp")] == []
 
@@ -453,7 +454,7 @@ def test_a_log_is_read_and_written_during_a_swap(open_log: Open) -> None:
     compaction.read_keys()
     for group in plan.groups:
         rewritten = compaction.rewrite(group)
-        for slow_part in log.replacing(rewritten) if rewritten else ():
+        for slow_part in log.replacement(rewritten) if rewritten else ():
             put(log, ("a", "meanwhile"))
             assert pairs(log)[log.next_offset - 1] == ("a", "meanwhile")
             slow_part()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.durability import Checkpoint
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
@@ -104,7 +105,7 @@ def test_syncs_in_another_thread_while_segments_come_and_go(
     while len(synced) < 20 and not failures:
         append(log, [b"x" * 100])
         log.read(log.log_start_offset, 1000, min_one=True)
-        log.apply_retention(0)
+        do_now(log.retention(0))
     stop.set()
     thread.join()
     assert failures == []

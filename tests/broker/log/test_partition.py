@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.durability import Checkpoint
 from kmr.broker.log.log_config import DEFAULT_PRODUCER_EXPIRATION_MS, LogConfig
 from kmr.broker.log.partition import DeletedSegment, PartitionLog
@@ -106,7 +107,7 @@ def test_old_segments_are_deleted_by_the_age_of_their_newest_record(
 ) -> None:
     log = open_log(replace(KEEP, retention_ms=2500))
     size = fill(log, append, 5)
-    deleted = log.apply_retention(NOW_MS + 4000)
+    deleted = do_now(log.retention(NOW_MS + 4000))
     assert deleted == [DeletedSegment(0, 1, size), DeletedSegment(1, 2, size)]
     assert (log.log_start_offset, log.next_offset, log.size_bytes) == (2, 5, 3 * size)
     assert files(log, ".log") == [2, 3, 4]
@@ -120,9 +121,9 @@ def test_the_active_segment_is_rolled_when_all_of_it_is_too_old(
 ) -> None:
     log = open_log(replace(KEEP, retention_ms=1000))
     fill(log, append, 2)
-    assert len(log.apply_retention(NOW_MS + 60_000)) == 2
+    assert len(do_now(log.retention(NOW_MS + 60_000))) == 2
     assert (log.log_start_offset, log.next_offset, log.size_bytes) == (2, 2, 0)
-    assert log.apply_retention(NOW_MS + 60_000) == []
+    assert do_now(log.retention(NOW_MS + 60_000)) == []
     assert append(log, [b"y"]).first_offset == 2
 
 
@@ -132,24 +133,24 @@ def test_old_segments_are_deleted_while_the_others_hold_enough(
     log = open_log(KEEP)
     size = fill(log, append, 5)
     log.update_config(replace(KEEP, retention_bytes=3 * size - 1))
-    assert [segment.base_offset for segment in log.apply_retention(NOW_MS)] == [0, 1]
+    assert [segment.base_offset for segment in do_now(log.retention(NOW_MS))] == [0, 1]
     log.update_config(replace(KEEP, retention_bytes=0))
-    assert [segment.base_offset for segment in log.apply_retention(NOW_MS)] == [2, 3]
+    assert [segment.base_offset for segment in do_now(log.retention(NOW_MS))] == [2, 3]
     assert log.log_start_offset == 4
 
 
 def test_without_limits_everything_is_kept(open_log: OpenLog, append: Append) -> None:
     log = open_log(KEEP)
     fill(log, append, 3)
-    assert log.apply_retention(NOW_MS * 2) == []
+    assert do_now(log.retention(NOW_MS * 2)) == []
 
 
 def test_records_without_timestamps_age_by_their_file(open_log: OpenLog, append: Append) -> None:
     log = open_log(replace(KEEP, retention_ms=3_600_000))
     append(log, [b"x"], timestamps=[-1])
     written_ms = int(next(log.directory.glob("*.log")).stat().st_mtime * 1000)
-    assert log.apply_retention(written_ms + 3_600_000) == []
-    assert len(log.apply_retention(written_ms + 3_600_001)) == 1
+    assert do_now(log.retention(written_ms + 3_600_000)) == []
+    assert len(do_now(log.retention(written_ms + 3_600_001))) == 1
 
 
 def test_deleted_segments_stay_deleted_after_a_kill(open_log: OpenLog, append: Append) -> None:
@@ -157,7 +158,7 @@ def test_deleted_segments_stay_deleted_after_a_kill(open_log: OpenLog, append: A
     size = fill(log, append, 4)
     log.fsync()
     log.update_config(replace(KEEP, retention_bytes=2 * size))
-    log.apply_retention(NOW_MS)
+    do_now(log.retention(NOW_MS))
     log = open_log(KEEP, clean=False)
     assert (log.log_start_offset, log.next_offset, log.recovery.lost_data) == (2, 4, False)
 
@@ -167,22 +168,22 @@ def test_records_below_a_new_start_are_gone_for_good(open_log: OpenLog, append: 
     append(log, [b"a"] * 10)
     log.roll()
     append(log, [b"b"] * 10)
-    log.truncate_start(5)
+    do_now(log.truncation(5))
     assert (log.log_start_offset, files(log, ".log")) == (5, [0, 10])
-    log.truncate_start(3)
+    do_now(log.truncation(3))
     assert log.log_start_offset == 5
     log = open_log(KEEP, clean=False)  # as after a kill
     assert log.log_start_offset == 5
-    log.truncate_start(12)
+    do_now(log.truncation(12))
     assert (log.log_start_offset, files(log, ".log")) == (12, [10])
     with pytest.raises(OffsetOutOfRange):
-        log.truncate_start(21)
+        do_now(log.truncation(21))
 
 
 def test_a_log_that_is_emptied_goes_on_with_its_offsets(open_log: OpenLog, append: Append) -> None:
     log = open_log(KEEP)
     append(log, [b"a"] * 10)
-    log.truncate_start(10)
+    do_now(log.truncation(10))
     assert (log.log_start_offset, log.next_offset, log.size_bytes) == (10, 10, 0)
     for clean in (True, False):
         log.close()
@@ -195,9 +196,9 @@ def test_a_log_that_is_emptied_goes_on_with_its_offsets(open_log: OpenLog, appen
 def test_retention_forgets_idle_producers(open_log: OpenLog, append: Append) -> None:
     log = open_log(KEEP)
     append(log, [b"a"], producer=(1, 0, 0), now_ms=NOW_MS)
-    log.apply_retention(NOW_MS + DEFAULT_PRODUCER_EXPIRATION_MS - 1)
+    do_now(log.retention(NOW_MS + DEFAULT_PRODUCER_EXPIRATION_MS - 1))
     assert len(log.producers) == 1
-    log.apply_retention(NOW_MS + DEFAULT_PRODUCER_EXPIRATION_MS)
+    do_now(log.retention(NOW_MS + DEFAULT_PRODUCER_EXPIRATION_MS))
     assert len(log.producers) == 0
 
 
@@ -213,7 +214,7 @@ def test_retention_makes_room_on_a_full_disk(
         log.roll()
     with monkeypatch.context() as full:
         full.setattr(Checkpoint, "save", fail)
-        deleted = log.apply_retention(NOW_MS)
+        deleted = do_now(log.retention(NOW_MS))
     assert [each.base_offset for each in deleted] == [0, 1, 2]
     assert (log.log_start_offset, files(log, ".log")) == (3, [3])
 
@@ -234,11 +235,11 @@ def test_records_are_deleted_on_a_full_disk_if_that_makes_room(
 
     monkeypatch.setattr(Checkpoint, "save", save_if_there_is_room)
     with pytest.raises(LogFailed, match="No space left"):
-        log.truncate_start(15)
+        do_now(log.truncation(15))
     room.pop(0)
-    log.truncate_start(15)
+    do_now(log.truncation(15))
     assert (log.log_start_offset, files(log, ".log")) == (15, [10, 20, 30])
     room[0] = 2
-    log.truncate_start(25)
+    do_now(log.truncation(25))
     assert (log.log_start_offset, files(log, ".log")) == (25, [20, 30])
     assert open_log(KEEP, clean=False).log_start_offset == 25

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.results import Appended, LogCorrupt
@@ -243,7 +244,7 @@ def test_segments_below_the_log_start_are_deleted_at_the_next_start(
     fill(log, append, 20, roll_every=5)
     log.fsync()
     directory = kill(log, tmp_path / "killed")
-    log.truncate_start(40)
+    do_now(log.truncation(40))
     shutil.copy(log.directory / "checkpoint", directory)
     recovered = reopen(directory)
     assert recovered.log_start_offset == 40
@@ -325,7 +326,7 @@ def test_a_missing_first_segment_is_counted_but_not_segments_deleted_by_retentio
 ) -> None:
     log = open_log(LogConfig(retention_bytes=1500))
     fill(log, append, 30, roll_every=10)
-    assert log.apply_retention(0)
+    assert do_now(log.retention(0))
     start = log.log_start_offset
     log.close()
     assert open_log(log.config).recovery.lost_durable_records == 0
@@ -344,7 +345,7 @@ def test_a_lost_checkpoint_is_reported_once_because_deleted_records_are_back(
 ) -> None:
     log = open_log(CONFIG)
     fill(log, append, 5)
-    log.truncate_start(3)
+    do_now(log.truncation(3))
     log.close()
     path = log.directory / "checkpoint"
     path.unlink() if damage == "missing" else flip(path, 3)

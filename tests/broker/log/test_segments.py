@@ -10,6 +10,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import (
@@ -61,7 +62,7 @@ def test_lookups_by_timestamp_agree_with_a_search_of_all_records(
                 log.close()
                 log = PartitionLog.open(Path(name), config, clean=True)
         for start in (0, log.next_offset * start_percent // 100):
-            log.truncate_start(start)
+            do_now(log.truncation(start))
             visible = records[start:]
             for timestamp in range(62):
                 assert log.offset_for_timestamp(timestamp) == first_since(visible, timestamp)
@@ -168,7 +169,7 @@ def test_reading_outside_the_log_is_out_of_range(open_log: OpenLog, append: Appe
     assert len(log.read(2, 1000, min_one=True).data) == 0
     with pytest.raises(OffsetOutOfRange, match="offset 3 is out of range: the log holds 0 to 2"):
         log.read(3, 1000, min_one=True)
-    log.truncate_start(1)
+    do_now(log.truncation(1))
     with pytest.raises(OffsetOutOfRange):
         log.read(0, 1000, min_one=True)
 

@@ -15,6 +15,7 @@ from kio.schema.errors import ErrorCode
 from kmr.broker import Broker, BrokerSettings
 from kmr.broker.log.compaction import Compaction, Group, Rewritten
 from kmr.broker.log.compaction_process import CompactionProcess
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import NewRecord, build_batch, parse_header, read_records, split_batches
 from kmr.broker.log.results import LogFailed
@@ -64,7 +65,7 @@ async def test_one_log_that_fails_does_not_keep_the_others_from_their_turn(
     def fail(_: int) -> None:
         raise LogFailed("the disk is gone")
 
-    monkeypatch.setattr(topic.partitions[0].log, "retaining", fail)
+    monkeypatch.setattr(topic.partitions[0].log, "retention", fail)
     await retain(broker.topics, broker.health.supervisor, now_ms=NOW)
     assert topic.partitions[1].log.log_start_offset == 1
     assert "the disk is gone" in capsys.readouterr().out
@@ -246,7 +247,7 @@ async def test_segments_that_are_deleted_during_a_pass_end_it_without_an_error(
     works = getattr(Compaction, step)
 
     def slow(compaction: Compaction, *group: Group) -> object:
-        from_thread.run_sync(partition.log.truncate_start, 2)
+        from_thread.run_sync(lambda: do_now(partition.log.truncation(2)))
         return works(compaction, *group)
 
     monkeypatch.setattr(Compaction, step, slow)

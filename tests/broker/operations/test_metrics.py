@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from kmr.broker import Broker, BrokerSettings
 from kmr.broker.apis.meters import LATENCY_BOUNDS, RequestMeter, RequestMeters
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.operations.maintenance import compact, retain
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ async def test_how_far_a_group_is_behind(broker: Broker) -> None:
         assert value(broker, "group_members", group="g") == 1
         assert value(broker, "group_generation", group="g") == 1
         assert value(broker, "group_state", group="g", state="Stable") == 1
-        broker.topics.get("t").partitions[0].log.truncate_start(4)  # type: ignore[union-attr]
+        do_now(broker.topics.get("t").partitions[0].log.truncation(4))  # type: ignore[union-attr]
         assert value(broker, "group_lag_records", **lag) == 1, "deleted records cannot be read"
     assert value(broker, "group_state", group="g", state="Empty") == 1
     assert value(broker, "group_state", group="g", state="Stable") is None

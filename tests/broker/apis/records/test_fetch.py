@@ -7,6 +7,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import read_records, split_batches
 from kmr.broker.log.results import LogCorrupt
@@ -115,7 +116,7 @@ async def test_an_offset_outside_of_the_log_is_out_of_range(
     client: Any, broker: Broker, batch: Batch, offset: int
 ) -> None:
     await produce(client, batch(b"a"), batch(b"b"), batch(b"c"))
-    broker.topics.partitions[0].log.truncate_start(1)
+    do_now(broker.topics.partitions[0].log.truncation(1))
     response = await client.ask(request(client, offset, wait=600))
     assert parts(response)[0].error_code is ErrorCode.offset_out_of_range
     assert parts(response)[0].records == b""

@@ -17,6 +17,7 @@ from kio.schema.errors import ErrorCode
 from kmr.broker import Broker, BrokerSettings
 from kmr.broker.apis.records.fetch_sessions import FetchSession, FetchSessions
 from kmr.broker.authorization.rules import write_rules
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.records import NewRecord, build_batch, read_records, split_batches
 from kmr.broker.protocol.fetch_request import FetchPartition
 from tests.broker.raw_client import RawClient
@@ -185,7 +186,7 @@ async def test_a_log_that_begins_later_and_records_that_cannot_be_read_yet_are_n
     consumer.positions[0] = 2
     consumer.add(0)
     assert await consumer.told() == [0]  # the high watermark
-    broker.topics.partitions[0].log.truncate_start(1)
+    do_now(broker.topics.partitions[0].log.truncation(1))
     assert await consumer.told() == [0]
     assert await consumer.told() == []
 

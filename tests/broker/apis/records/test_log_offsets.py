@@ -7,6 +7,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.results import LogCorrupt
 
@@ -72,7 +73,7 @@ async def test_the_record_with_the_latest_timestamp_is_found(ask: Ask) -> None:
 async def test_the_log_begins_on_this_disk(ask: Ask, broker: Broker) -> None:
     partition = broker.topics.partition("t", 0)
     assert partition is not None
-    partition.log.truncate_start(2)
+    do_now(partition.log.truncation(2))
     answer = await ask(EARLIEST_LOCAL, version=8)
     assert (answer.error_code, answer.offset, answer.leader_epoch) == (ErrorCode.none, 2, 0)
 
@@ -119,7 +120,7 @@ async def test_records_beyond_the_high_watermark_are_not_found(ask: Ask, broker:
 async def test_the_start_moves_with_the_log(ask: Ask, broker: Broker) -> None:
     partition = broker.topics.partition("t", 0)
     assert partition is not None
-    partition.log.truncate_start(2)
+    do_now(partition.log.truncation(2))
     assert (await ask(EARLIEST)).offset == 2
 
 
@@ -131,7 +132,7 @@ async def test_errors_have_their_codes(ask: Ask, monkeypatch: pytest.MonkeyPatch
     def fail(log: PartitionLog, _: int) -> None:
         raise LogCorrupt(log.directory, 0, "a bit flipped")
 
-    monkeypatch.setattr(PartitionLog, "searching", fail)
+    monkeypatch.setattr(PartitionLog, "search", fail)
     assert (await ask(1000)).error_code is ErrorCode.kafka_storage_error
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kmr.broker.log.compaction import Compaction, Plan, plan_compaction
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import (
@@ -82,7 +83,7 @@ class CompactionMachine(RuleBasedStateMachine):
     @rule(share=st.floats(min_value=0, max_value=1))
     def delete_records(self, share: float) -> None:
         self.start += int(share * (self.end - self.start))
-        self.log.truncate_start(self.start)
+        do_now(self.log.truncation(self.start))
         self.note_synced()
 
     @rule()
@@ -98,7 +99,7 @@ class CompactionMachine(RuleBasedStateMachine):
         plan = compaction.plan
         for group in plan.groups:
             rewritten = compaction.rewrite(group)
-            assert rewritten is None or self.log.replace_segments(rewritten)
+            assert rewritten is None or do_now(self.log.replacement(rewritten))
         state = plan.state.after_pass(compaction.clean_to, compaction.tombstones, self.now_ms)
         state.save(plan.directory)
         self.note_synced()
@@ -126,7 +127,7 @@ class CompactionMachine(RuleBasedStateMachine):
             if rewritten is None:
                 continue
             if number < groups:
-                assert self.log.replace_segments(rewritten)
+                assert do_now(self.log.replacement(rewritten))
                 continue
             if step == "swap":
                 base, end = group[0].base_offset, group[-1].end_offset

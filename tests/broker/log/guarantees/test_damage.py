@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import CODECS
@@ -46,7 +47,7 @@ def written(
         if number == BATCHES // 2:
             log.roll()
             log.fsync()
-            log.truncate_start(START)
+            do_now(log.truncation(START))
         count = number % 3 + 1
         append(
             log,

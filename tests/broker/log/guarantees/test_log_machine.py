@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import NewRecord, build_batch, split_batches
@@ -161,7 +162,7 @@ class LogMachine(RuleBasedStateMachine):
     def retain(self, keep: int) -> None:
         self.unflushed = 0
         self.log.update_config(replace(CONFIG, retention_bytes=keep))
-        deleted = self.log.apply_retention(0)
+        deleted = do_now(self.log.retention(0))
         self.log.update_config(CONFIG)
         if deleted:
             self.start = max(self.start, deleted[-1].next_offset)
@@ -172,7 +173,7 @@ class LogMachine(RuleBasedStateMachine):
     def truncate_start(self, percent: int) -> None:
         self.unflushed = 0
         self.start += (self.end - self.start) * percent // 100
-        self.log.truncate_start(self.start)
+        do_now(self.log.truncation(self.start))
 
     # -- reading
 

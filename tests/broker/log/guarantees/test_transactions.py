@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.producers import (
@@ -132,10 +133,10 @@ def test_records_that_are_deleted_take_their_aborted_transactions_with_them(
 ) -> None:
     log = PartitionLog.open(tmp_path, CONFIG, clean=True)
     history(log)
-    log.truncate_start(7)
+    do_now(log.truncation(7))
     assert list(log.producers.aborted) == ABORTED[2:]
     assert log.last_stable_offset == 7, "never below the log start"
-    log.truncate_start(10)
+    do_now(log.truncation(10))
     assert len(log.producers.aborted) == 0
     log.close()
     log = PartitionLog.open(tmp_path, CONFIG, clean=True)
@@ -175,8 +176,8 @@ def test_an_idle_producer_is_forgotten_when_the_setting_says_so(tmp_path: Path) 
     write(log, 1, 0)
     write(log, 2, 0)
     end(log, 2, committed=True)
-    log.apply_retention(NOW_MS + 999)
+    do_now(log.retention(NOW_MS + 999))
     assert len(log.producers) == 2
-    log.apply_retention(NOW_MS + 1_000)
+    do_now(log.retention(NOW_MS + 1_000))
     assert [each.producer_id for each in log.producers.describe()] == [1], "2 was idle, 1 is open"
     log.close()
