@@ -247,14 +247,14 @@ def _text(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -
 
 
 def valid_texts(array: Array) -> tuple[Array, NDArray[np.int64]]:
-    """Return texts, of which those that are not UTF-8 are null, and the rows of those."""
+    """Return texts, of which those that are not UTF-8 are empty, and the rows of those."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
         values = _pa.Array.from_buffers(pa.binary(), len(array), array.buffers()).to_pylist()
         wrong = [at for at, value in enumerate(values) if not _is_utf8(value)]
         bad = set(wrong)
-        texts = [None if at in bad else value for at, value in enumerate(values)]
+        texts = [b"" if at in bad else value for at, value in enumerate(values)]
         return pa.array(texts, pa.binary()).cast(pa.string()), np.array(wrong, np.int64)
     return array, np.zeros(0, np.int64)
 

@@ -443,3 +443,11 @@ def test_times_that_python_does_not_have_are_written_and_read_as_columns_and_fai
         0: "field at",
         1: "field day",
     }
+
+
+def test_a_key_of_a_map_that_is_not_utf8_fails_alone() -> None:
+    schema = {"type": "map", "values": "int"}
+    good = encoded(schema, {"ab": 1})
+    rows, failures = rows_of(Avro(schema), good, good.replace(b"ab", b"\xff\xfe"), good)
+    assert rows == [{"value": [("ab", 1)]}, {"value": None}, {"value": [("ab", 1)]}]
+    assert failures == {1: "field value: the text is not UTF-8"}
