@@ -14,28 +14,27 @@ import zlib
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import llvmlite
 import llvmlite.binding as llvm
 import numpy as np
 
+from .memory import define_intrinsics
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "BYTES",
-    "INT32S",
-    "INT32_TABLE",
-    "INT64S",
-    "INT64_TABLE",
-    "NUMBER",
-    "Kernel",
-    "called_by_kernels",
-    "load",
-]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Int: TypeAlias = Any
+"""A 64-bit integer of compiled code: `int` and `np.int64` are the same there, but not to a type checker."""
+
+Ints: TypeAlias = Any
+"""An array of `Int`."""
 
 
 class Parameter(NamedTuple):
@@ -52,6 +51,9 @@ INT32_TABLE: Final = Parameter(np.dtype(np.int32), 2)
 INT64_TABLE: Final = Parameter(np.dtype(np.int64), 2)
 NUMBER: Final = Parameter(np.dtype(np.int64), 0)
 
+Signature: TypeAlias = "Sequence[Parameter | tuple[Parameter, ...]]"
+"""The parameters of a function; several arrays may be one, a named tuple."""
+
 _DATA: Final = object.__basicsize__
 _SHAPE: Final = _DATA + 16
 """Where an array object has the addresses of its data and of its shape; between them is `int nd`."""
@@ -60,34 +62,65 @@ _OPTIONS: Final[dict[str, Any]] = {"nogil": True, "_nrt": False}
 """Without numba's run time: the code allocates nothing, and needs no other code."""
 
 
-def called_by_kernels(function: Any) -> Any:
-    """Compile a function that the functions of its module call, as those are compiled."""
-    numba: Any = import_module("numba")
-    return numba.njit(**_OPTIONS)(function)
+_CALLED: Final[list[tuple[Callable[..., Any], bool]]] = []
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function that kernels call: it is compiled with them. numba is not imported for that."""
+    _CALLED.append((function, False))
+    return function
+
+
+def inlined(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function as `compiled` does; its code becomes part of its caller's."""
+    _CALLED.append((function, True))
+    return function
+
+
+def _register() -> None:
+    """Let numba know the functions that kernels call."""
+    extending: Any = import_module("numba.extending")
+    define_intrinsics()
+    while _CALLED:
+        function, inline = _CALLED.pop()
+        extending.register_jitable(**_OPTIONS, forceinline=inline)(function)
 
 
 class Kernel:
     """A function of machine code, which runs without the GIL. Thread-safe."""
 
-    def __init__(self, name: str, parameters: Sequence[Parameter], address: int) -> None:
+    def __init__(self, name: str, signature: Signature, address: int) -> None:
         self._name = name
+        parameters = _flat(signature)
         self._arrays = [(at, *each) for at, each in enumerate(parameters) if each.dimensions]
         kinds = [ctypes.py_object if each.dimensions else ctypes.c_int64 for each in parameters]
         self._call = ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(address)
 
-    def __call__(self, *arguments: int | NDArray[Any]) -> None:
+    def __call__(self, *grouped: int | NDArray[Any] | tuple[Any, ...]) -> None:
         """Run it; it writes its results into arrays.
 
         Raises:
             TypeError: an argument does not fit its parameter.
             IndexError: an index is outside its array; only with NUMBA_BOUNDSCHECK.
         """
+        arguments = _flat(grouped)
         for at, dtype, dimensions in self._arrays:
             array: Any = arguments[at]
             if array.dtype != dtype or array.ndim != dimensions or not array.flags.c_contiguous:
                 raise TypeError(f"{self._name}: argument {at}: not a {dtype} array in C's order")
         if self._call(*arguments):
             raise IndexError(f"{self._name}: an index is outside its array")
+
+
+def _flat(grouped: Sequence[Any]) -> list[Any]:
+    """Return parameters or arguments one by one."""
+    flat: list[Any] = []
+    for each in grouped:
+        if isinstance(each, tuple) and not isinstance(each, Parameter):
+            flat += each
+        else:
+            flat.append(each)
+    return flat
 
 
 def _entry(name: str, function: str, parameters: Sequence[Parameter]) -> str:
@@ -139,9 +172,9 @@ def _entry(name: str, function: str, parameters: Sequence[Parameter]) -> str:
 
 
 def load(
-    module: str, signatures: Mapping[str, Sequence[Parameter]], depends_on: Sequence[str] = ()
+    module: str, signatures: Mapping[str, Signature], depends_on: Sequence[str] = ()
 ) -> dict[str, Kernel]:
-    """Load functions of a module, which is imported only to compile them.
+    """Load functions of a module as machine code.
 
     The file with the code is below NUMBA_CACHE_DIR, or beside the source, or else in the user's cache
     directory. Where none can be written, every process compiles, which takes seconds.
@@ -149,7 +182,7 @@ def load(
     Args:
         module: its full name; the functions return nothing.
         signatures: by name, the parameters of each function.
-        depends_on: full names of modules whose constants are compiled in.
+        depends_on: full names of modules whose functions or constants are compiled in.
     """
     key = _key(module, signatures, depends_on)
     code = None if key is None else _read(key)
@@ -189,20 +222,16 @@ def _engine() -> llvm.ExecutionEngine:
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
 
 
-def _compile(module: str, signatures: Mapping[str, Sequence[Parameter]]) -> bytes:
+def _compile(module: str, signatures: Mapping[str, Signature]) -> bytes:
     """Return an object file that needs no other code but the C library's."""
     numba: Any = import_module("numba")
     source = import_module(module)
+    _register()
     machine = _machine()
     linked = llvm.parse_assembly("")
     linked.triple = machine.triple
     for name, parameters in signatures.items():
-        types = [
-            numba.types.Array(numba.from_dtype(p.dtype), p.dimensions, "C")
-            if p.dimensions
-            else numba.int64
-            for p in parameters
-        ]
+        types = [_type(numba, each) for each in parameters]
         function = numba.njit(
             [numba.void(*types)], no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS
         )(getattr(source, name))
@@ -210,7 +239,7 @@ def _compile(module: str, signatures: Mapping[str, Sequence[Parameter]]) -> byte
         (assembly,) = function.inspect_llvm().values()
         called = overload.fndesc.llvm_func_name
         part = llvm.parse_assembly(assembly)
-        entry = llvm.parse_assembly(_entry(name, called, parameters))
+        entry = llvm.parse_assembly(_entry(name, called, _flat(parameters)))
         is_called, calls = (
             str(each.get_function(called).global_value_type) for each in (part, entry)
         )
@@ -225,19 +254,25 @@ def _compile(module: str, signatures: Mapping[str, Sequence[Parameter]]) -> byte
     return code
 
 
+def _type(numba: Any, parameter: Any) -> Any:
+    if not isinstance(parameter, Parameter):
+        return numba.types.NamedTuple([_type(numba, each) for each in parameter], type(parameter))
+    if not parameter.dimensions:
+        return numba.int64
+    return numba.types.Array(numba.from_dtype(parameter.dtype), parameter.dimensions, "C")
+
+
 def _is_known(name: str) -> bool:
     return name.startswith("llvm.") or name in ("memset", "memcpy", "memmove")
 
 
-def _key(
-    module: str, signatures: Mapping[str, Sequence[Parameter]], depends_on: Sequence[str]
-) -> str | None:
+def _key(module: str, signatures: Mapping[str, Signature], depends_on: Sequence[str]) -> str | None:
     """Return a name for the code of these sources on this machine; None: the sources cannot be read."""
     parts = [llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name()]
     parts += [llvm.get_host_cpu_features().flatten(), os.environ.get("NUMBA_BOUNDSCHECK", "")]
     parts.append(repr(signatures))
     sources = []
-    for name in (module, *depends_on, __name__):
+    for name in (module, *depends_on, __name__, define_intrinsics.__module__):
         package, _, file = name.rpartition(".")
         try:
             source = pkgutil.get_data(package, f"{file}.py")

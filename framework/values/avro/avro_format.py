@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import fastavro
 import msgspec
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StrategyError
-from ..decoding.slot_decoding import Target, decode_slots
+from ..decoding.slot_decoding import Code, Target, decode_slots
 from ..reasons import reason_of_value
 from ..registry.framing import (
     NO_SCHEMA_ID,
@@ -37,10 +37,7 @@ from .schema import NamedTypes, Schema, Unresolvable, parse
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..decoding.slots import Slots
     from ..schemas import RowType
-
-__all__ = ["Avro"]
 
 
 class Avro(ValueFormat):
@@ -169,7 +166,6 @@ class _Decoder:
     def __init__(self, reader: Schema, named: NamedTypes, registry: Registry | None) -> None:
         self.program = Program(reader, named)
         self._registry = registry
-        self._columns = self.program.layout.table
         self._lock = threading.Lock()
         self._entries: dict[int, int | str] = {}
         if registry is None:
@@ -235,38 +231,13 @@ class _Decoder:
     ) -> Decoded:
         program = self.program
         target = Target(program.layout, program.columns, program.schema)
-        code, tables, pool = self._code
-        running = _Running(code, tables, prefix_size, self._columns, program.code.paths)
-        return decode_slots(running, target, values, pool, entries, failures)
+        lines, tables, pool = self._code
+        compiled = kernel.Program(lines, tables, np.array([prefix_size], np.int64))
+        code = Code(kernel.kernel(), compiled, kernel.scratch(), pool, self._reason)
+        return decode_slots(code, target, values, entries, failures)
 
-
-class _Running(NamedTuple):
-    """The kernel with its program; entries are addresses."""
-
-    code: NDArray[np.int64]
-    tables: NDArray[np.int64]
-    prefix_size: int
-    columns: NDArray[np.int64]
-    paths: list[str]
-
-    def run(
-        self,
-        data: NDArray[np.uint8],
-        values: RawValues,
-        entries: NDArray[np.int64],
-        slots: Slots,
-        statuses: NDArray[np.uint8],
-        details: NDArray[np.int64],
-        row: int,
-    ) -> tuple[int, int]:
-        return kernel.run(
-            data, values.offsets, self.prefix_size, entries, self.code, self.tables, len(values.data),
-            self.columns, slots.bases, slots.capacities, slots.values, slots.valid, slots.cursors,
-            statuses, details, row,
-        )  # fmt: skip
-
-    def reason(self, status: int, place: int, found: int) -> str:
-        return f"{self.paths[place]}: {kernel.REASONS[status].format(found)}"
+    def _reason(self, status: int, place: int, found: int) -> str:
+        return f"{self.program.code.paths[place]}: {kernel.REASONS[status].format(found)}"
 
 
 def _parsed(registry: Registry, registered: RegisteredSchema) -> tuple[Schema, NamedTypes]:

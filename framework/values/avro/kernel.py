@@ -7,16 +7,19 @@ end of the value before it is used: with any input, `run` ends, and reads and wr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...formats.kernels import Int, Ints, compiled
-from ..decoding.memory import load8
-from ..decoding.slots import CHILD, LEVEL, null_row
+from ...formats.machine_code import INT64_TABLE, INT64S, Int, Ints, compiled, inlined
+from ...formats.memory import load8
+from ..decoding.frame import ADDRESS, POOL, Batch, SlotArrays, frame, load_frame, write_null
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ...formats.machine_code import Kernel
 
 # Columns of an instruction. TO is the column that it writes, AT the level of that column.
 OP, TO, AT, A, B, FIELD, WIDTH = range(7)
@@ -174,282 +177,266 @@ def _scale_up(words: Int, power: Int, slots: Ints, at: Ints) -> bool:
     return True
 
 
-@compiled
-def run(  # noqa: C901  one loop: a call for each instruction would cost more than the instruction
-    data: NDArray[np.uint8],
-    offsets: Ints,
-    prefix: int,
-    entries: Ints,
-    code: Ints,
-    tables: Ints,
-    pool: int,
-    columns: Ints,
-    bases: Ints,
-    capacities: Ints,
-    slots: Ints,
-    valid: NDArray[np.uint8],
-    cursors: Ints,
-    statuses: NDArray[np.uint8],
-    details: Ints,
-    first: int,
-) -> tuple[int, int]:
-    """Decode the values from row `first` on.
+class Program(NamedTuple):
+    """The programs of all writers' schemas.
 
-    Args:
-        data: the bytes of all values, and from `pool` on those of defaults and of symbols.
-        offsets: where each value begins in `data`, and where the last one ends.
-        prefix: bytes to leave out before each value.
-        entries: the address of the program of each value; -1 for a null.
+    Attributes:
         code: the instructions.
         tables: the operands of instructions that have many.
-        pool: see `data`.
-        columns: the level of each column, and the level of its items if it is a list.
-        bases: the first slot of each column.
-        capacities: the number of rows that fit, for each level.
-        slots: written: a slot for each row of each column.
-        valid: written: whether the slot is not null.
-        cursors: the number of rows of each level so far.
-        statuses: written: why a row failed.
-        details: written for a row that failed: the field, and the number that its reason tells.
-
-    Returns:
-        The row at which it stopped, and the level whose capacity is used up (-1: all rows are done).
+        prefix: one number: the bytes to leave out before each value.
     """
-    stack = np.empty(_DEPTH, np.int64)
-    saved = np.empty_like(cursors)
-    words = np.empty(4, np.int64)
+
+    code: Any
+    tables: Any
+    prefix: Any
+
+
+class Scratch(NamedTuple):
+    """Memory of one call: return addresses and counts of items, and the slots of a decimal's words."""
+
+    stack: Any
+    words: Any
+
+
+def scratch() -> Scratch:
+    """Return the memory for one call."""
+    return Scratch(np.empty(_DEPTH, np.int64), np.empty(4, np.int64))
+
+
+@cache
+def kernel() -> Kernel:
+    """Load the compiled code."""
+    return load_frame(__name__, Program(INT64_TABLE, INT64S, INT64S), Scratch(INT64S, INT64S))
+
+
+@inlined
+def _read(  # noqa: C901  one loop: a call for each instruction would cost more than the instruction
+    batch: Batch, slot_arrays: SlotArrays, program: Program, scratch: Scratch, row: int
+) -> Int:
+    """Decode one value, whose entry is the address of its program; return the level that is full, or -1."""
+    data, base, pool = batch.data, batch.memory[ADDRESS], batch.memory[POOL]
+    code, tables = program.code, program.tables
+    bases, capacities = slot_arrays.bases, slot_arrays.capacities
+    slots, valid, cursors = slot_arrays.values, slot_arrays.valid, slot_arrays.cursors
+    stack, words = scratch.stack, scratch.words
     zero = np.int64(0)
-    base = np.int64(data.ctypes.data)
-    for row in range(first, len(entries)):
-        for level in range(len(cursors)):
-            saved[level] = cursors[level]
-        cursors[0] = row
-        pc = np.int64(entries[row])
-        position = np.int64(offsets[row]) + prefix
-        end = np.int64(offsets[row + 1])
-        outer_position = outer_end = zero
-        top = -1
-        status = _RUNNING if pc >= 0 else OK
-        found = zero
-        is_null = bool(pc < 0)
-        while status == _RUNNING:
-            at = np.uint64(pc)
-            op = code[at, OP]
-            pc += 1
-            if op == INTEGER:
-                found, position = _long(base, position, end)
+    pc = np.int64(batch.entries[row])
+    position = np.int64(batch.offsets[row]) + program.prefix[0]
+    end = np.int64(batch.offsets[row + 1])
+    outer_position = outer_end = zero
+    top = -1
+    status = _RUNNING
+    found = zero
+    at = np.uint64(pc)
+    while status == _RUNNING:
+        at = np.uint64(pc)
+        op = code[at, OP]
+        pc += 1
+        if op == INTEGER:
+            found, position = _long(base, position, end)
+            slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+            slots[slot] = found
+            valid[slot] = 1
+            if position < 0:
+                status = BAD_VARINT
+            elif found < code[at, A] or found > code[at, B]:
+                status = BAD_RANGE
+        elif op == BYTES:
+            found, position = _long(base, position, end)
+            if position < 0:
+                status = BAD_VARINT
+            elif found < 0 or found > end - position:
+                status = BAD_LENGTH
+            else:
+                slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                slots[slot] = (position << 32) | found
+                valid[slot] = 1
+                position += found
+        elif op == UNION:
+            found, position = _long(base, position, end)
+            if position < 0:
+                status = BAD_VARINT
+            elif found < 0 or found >= code[at, A]:
+                status = BAD_BRANCH
+            else:
+                pc = np.int64(tables[np.uint64(code[at, B] + found)])
+        elif op == JUMP:
+            pc = np.int64(code[at, A])
+        elif op == NULLS:
+            pc = np.int64(code[at, A])
+            for i in range(code[at, TO], code[at, TO] + code[at, B]):
+                write_null(slot_arrays, tables[np.uint64(i)])
+        elif op == DOUBLE:
+            if end - position < 8:
+                status = BAD_END
+            else:
+                slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                slots[slot] = np.int64(_little(data, position, 8))
+                valid[slot] = 1
+                position += 8
+        elif op == BOOLEAN:
+            if position >= end:
+                status = BAD_END
+            else:
+                found = np.int64(data[np.uint64(position)])
+                if found > 1:
+                    status = BAD_BOOLEAN
                 slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
                 slots[slot] = found
                 valid[slot] = 1
-                if position < 0:
-                    status = BAD_VARINT
-                elif found < code[at, A] or found > code[at, B]:
-                    status = BAD_RANGE
-            elif op == BYTES:
-                found, position = _long(base, position, end)
-                if position < 0:
-                    status = BAD_VARINT
-                elif found < 0 or found > end - position:
-                    status = BAD_LENGTH
-                else:
-                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
-                    slots[slot] = (position << 32) | found
-                    valid[slot] = 1
-                    position += found
-            elif op == UNION:
-                found, position = _long(base, position, end)
-                if position < 0:
-                    status = BAD_VARINT
-                elif found < 0 or found >= code[at, A]:
-                    status = BAD_BRANCH
-                else:
-                    pc = np.int64(tables[np.uint64(code[at, B] + found)])
-            elif op == JUMP:
-                pc = np.int64(code[at, A])
-            elif op == NULLS:
-                pc = np.int64(code[at, A])
-                for i in range(code[at, TO], code[at, TO] + code[at, B]):
-                    column = tables[np.uint64(i)]
-                    slot = np.uint64(bases[column] + cursors[columns[column, LEVEL]])
-                    child = columns[column, CHILD]
-                    slots[slot] = cursors[child] if child >= 0 else zero
-                    valid[slot] = 0
-            elif op == DOUBLE:
-                if end - position < 8:
-                    status = BAD_END
-                else:
-                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
-                    slots[slot] = np.int64(_little(data, position, 8))
-                    valid[slot] = 1
-                    position += 8
-            elif op == BOOLEAN:
-                if position >= end:
-                    status = BAD_END
-                else:
-                    found = np.int64(data[np.uint64(position)])
-                    if found > 1:
-                        status = BAD_BOOLEAN
-                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
-                    slots[slot] = found
-                    valid[slot] = 1
-                    position += 1
-            elif op == ENUM:
-                found, position = _long(base, position, end)
-                if position < 0:
-                    status = BAD_VARINT
-                elif found < 0 or found >= code[at, A]:
-                    status = BAD_SYMBOL
-                else:
-                    piece = tables[np.uint64(code[at, B] + found)]
-                    if piece < 0:
-                        status = UNREADABLE_SYMBOL
-                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
-                    slots[slot] = piece + (np.int64(pool) << 32)
-                    valid[slot] = 1
-            elif op == END:
-                status = OK
-                if position != end:
-                    found = end - position
-                    status = TRAILING
-            elif op in (FLOAT, FLOAT_TO_DOUBLE):
-                if end - position < 4:
-                    status = BAD_END
-                else:
-                    bits = np.uint32(_little(data, position, 4))
-                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
-                    slots[slot] = np.int64(bits)
-                    if op == FLOAT_TO_DOUBLE:
-                        slots[slot] = np.float64(bits.view(np.float32)).view(np.int64)
-                    valid[slot] = 1
-                    position += 4
-            elif op in (SCALED, INTEGER_TO_FLOAT, INTEGER_TO_DOUBLE):
-                found, position = _long(base, position, end)
-                slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
-                valid[slot] = 1
-                if position < 0:
-                    status = BAD_VARINT
-                elif op == INTEGER_TO_FLOAT:
-                    slots[slot] = np.int64(np.float32(found).view(np.uint32))
-                elif op == INTEGER_TO_DOUBLE:
-                    slots[slot] = np.float64(found).view(np.int64)
-                else:
-                    # Checked before: the compiler takes overflows for impossible.
-                    if found > _LARGEST // code[at, A] or found < -(_LARGEST // code[at, A]):
-                        status = BAD_RANGE
-                    slots[slot] = found * code[at, A] // code[at, B]
-            elif op == FIXED:
-                if code[at, A] > end - position:
-                    status = BAD_END
-                else:
-                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
-                    slots[slot] = (position << 32) | code[at, A]
-                    valid[slot] = 1
-                    position += code[at, A]
-            elif op == DECIMAL:
-                size = np.int64(code[at, B])
-                if size < 0:
-                    size, position = _long(base, position, end)
-                    found = size
-                if position < 0:
-                    status = BAD_VARINT
-                elif size < 0 or size > end - position:
-                    status = BAD_LENGTH
-                    found = size
-                else:
-                    count = code[at, A] & 0xFF
-                    for word in range(count):
-                        words[word] = bases[code[at, TO] + word] + cursors[code[at, AT]]
-                        valid[np.uint64(words[word])] = 1
-                    if not _decimal(data, position, size, count, slots, words) or not _scale_up(
-                        count, code[at, A] >> 8, slots, words
-                    ):
-                        status = BAD_DECIMAL
-                    position += size
-            elif op == VALID:
-                valid[np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])] = 1
-            elif op == LIST:
-                if code[at, TO] >= 0:
-                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
-                    slots[slot] = cursors[code[at, A]]
-                    valid[slot] = 1
-                top += 1
-                if top >= _DEPTH:
-                    status = BAD_DEPTH
-                else:
-                    stack[np.uint64(top)] = 0
-            elif op == BLOCK:
-                if stack[np.uint64(top)] == 0:
-                    found, position = _long(base, position, end)
-                    size = np.int64(0)
-                    if found < 0 and position >= 0:
-                        size, position = _long(base, position, end)  # the bytes of the block
-                    if position < 0:
-                        status = BAD_VARINT
-                    elif found == _SMALLEST or abs(found) > end - position or size < 0:
-                        status = BAD_COUNT  # an item has one byte or more
-                    else:
-                        stack[np.uint64(top)] = abs(found)
-                        if found == 0:
-                            top -= 1
-                            pc = np.int64(code[at, A])
-                            continue
-                if status == _RUNNING:
-                    level = code[at, AT]
-                    if level >= 0 and cursors[level] >= capacities[level]:
-                        for each in range(len(cursors)):
-                            cursors[each] = saved[each]
-                        return row, level
-                    stack[np.uint64(top)] -= 1
-            elif op == NEXT:
-                if code[at, AT] >= 0:
-                    cursors[code[at, AT]] += 1
-                pc = np.int64(code[at, A])
-            elif op == DEFAULT:
-                outer_position = position
-                outer_end = end
-                position = pool + np.int64(code[at, A])
-                end = position + code[at, B]
-            elif op == DEFAULT_END:
-                position = outer_position
-                end = outer_end
-            elif op == SKIP_INTEGER:
-                _, position = _long(base, position, end)
-                if position < 0:
-                    status = BAD_VARINT
-            elif op == SKIP_BYTES:
-                found, position = _long(base, position, end)
-                if position < 0:
-                    status = BAD_VARINT
-                elif found < 0 or found > end - position:
-                    status = BAD_LENGTH
-                else:
-                    position += found
-            elif op == SKIP_FIXED:
-                if code[at, A] > end - position:
-                    status = BAD_END
-                else:
-                    position += code[at, A]
-            elif op == CALL:
-                top += 1
-                if top >= _DEPTH:
-                    status = BAD_DEPTH
-                else:
-                    stack[np.uint64(top)] = pc
-                    pc = np.int64(code[at, A])
-            elif op == RETURN:
-                pc = stack[np.uint64(top)]
-                top -= 1
+                position += 1
+        elif op == ENUM:
+            found, position = _long(base, position, end)
+            if position < 0:
+                status = BAD_VARINT
+            elif found < 0 or found >= code[at, A]:
+                status = BAD_SYMBOL
             else:
-                status = UNREADABLE_BRANCH
-                found = code[at, A]
-            if status > OK:
-                statuses[row] = status
-                details[row, 0] = code[at, FIELD]
-                details[row, 1] = found
-                is_null = True
-        if is_null:
-            for level in range(1, len(cursors)):
-                cursors[level] = saved[level]
-            null_row(row, columns, bases, slots, valid, cursors)
-    cursors[0] = len(entries)
-    return len(entries), -1
+                piece = tables[np.uint64(code[at, B] + found)]
+                if piece < 0:
+                    status = UNREADABLE_SYMBOL
+                slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                slots[slot] = piece + (np.int64(pool) << 32)
+                valid[slot] = 1
+        elif op == END:
+            status = OK
+            if position != end:
+                found = end - position
+                status = TRAILING
+        elif op in (FLOAT, FLOAT_TO_DOUBLE):
+            if end - position < 4:
+                status = BAD_END
+            else:
+                bits = np.uint32(_little(data, position, 4))
+                slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                slots[slot] = np.int64(bits)
+                if op == FLOAT_TO_DOUBLE:
+                    slots[slot] = np.float64(bits.view(np.float32)).view(np.int64)
+                valid[slot] = 1
+                position += 4
+        elif op in (SCALED, INTEGER_TO_FLOAT, INTEGER_TO_DOUBLE):
+            found, position = _long(base, position, end)
+            slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+            valid[slot] = 1
+            if position < 0:
+                status = BAD_VARINT
+            elif op == INTEGER_TO_FLOAT:
+                slots[slot] = np.int64(np.float32(found).view(np.uint32))
+            elif op == INTEGER_TO_DOUBLE:
+                slots[slot] = np.float64(found).view(np.int64)
+            else:
+                # Checked before: the compiler takes overflows for impossible.
+                if found > _LARGEST // code[at, A] or found < -(_LARGEST // code[at, A]):
+                    status = BAD_RANGE
+                slots[slot] = found * code[at, A] // code[at, B]
+        elif op == FIXED:
+            if code[at, A] > end - position:
+                status = BAD_END
+            else:
+                slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                slots[slot] = (position << 32) | code[at, A]
+                valid[slot] = 1
+                position += code[at, A]
+        elif op == DECIMAL:
+            size = np.int64(code[at, B])
+            if size < 0:
+                size, position = _long(base, position, end)
+                found = size
+            if position < 0:
+                status = BAD_VARINT
+            elif size < 0 or size > end - position:
+                status = BAD_LENGTH
+                found = size
+            else:
+                count = code[at, A] & 0xFF
+                for word in range(count):
+                    words[word] = bases[code[at, TO] + word] + cursors[code[at, AT]]
+                    valid[np.uint64(words[word])] = 1
+                if not _decimal(data, position, size, count, slots, words) or not _scale_up(
+                    count, code[at, A] >> 8, slots, words
+                ):
+                    status = BAD_DECIMAL
+                position += size
+        elif op == VALID:
+            valid[np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])] = 1
+        elif op == LIST:
+            if code[at, TO] >= 0:
+                slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                slots[slot] = cursors[code[at, A]]
+                valid[slot] = 1
+            top += 1
+            if top >= _DEPTH:
+                status = BAD_DEPTH
+            else:
+                stack[np.uint64(top)] = 0
+        elif op == BLOCK:
+            if stack[np.uint64(top)] == 0:
+                found, position = _long(base, position, end)
+                size = np.int64(0)
+                if found < 0 and position >= 0:
+                    size, position = _long(base, position, end)  # the bytes of the block
+                if position < 0:
+                    status = BAD_VARINT
+                elif found == _SMALLEST or abs(found) > end - position or size < 0:
+                    status = BAD_COUNT  # an item has one byte or more
+                else:
+                    stack[np.uint64(top)] = abs(found)
+                    if found == 0:
+                        top -= 1
+                        pc = np.int64(code[at, A])
+                        continue
+            if status == _RUNNING:
+                level = code[at, AT]
+                if level >= 0 and cursors[level] >= capacities[level]:
+                    return level
+                stack[np.uint64(top)] -= 1
+        elif op == NEXT:
+            if code[at, AT] >= 0:
+                cursors[code[at, AT]] += 1
+            pc = np.int64(code[at, A])
+        elif op == DEFAULT:
+            outer_position = position
+            outer_end = end
+            position = pool + np.int64(code[at, A])
+            end = position + code[at, B]
+        elif op == DEFAULT_END:
+            position = outer_position
+            end = outer_end
+        elif op == SKIP_INTEGER:
+            _, position = _long(base, position, end)
+            if position < 0:
+                status = BAD_VARINT
+        elif op == SKIP_BYTES:
+            found, position = _long(base, position, end)
+            if position < 0:
+                status = BAD_VARINT
+            elif found < 0 or found > end - position:
+                status = BAD_LENGTH
+            else:
+                position += found
+        elif op == SKIP_FIXED:
+            if code[at, A] > end - position:
+                status = BAD_END
+            else:
+                position += code[at, A]
+        elif op == CALL:
+            top += 1
+            if top >= _DEPTH:
+                status = BAD_DEPTH
+            else:
+                stack[np.uint64(top)] = pc
+                pc = np.int64(code[at, A])
+        elif op == RETURN:
+            pc = stack[np.uint64(top)]
+            top -= 1
+        else:
+            status = UNREADABLE_BRANCH
+            found = code[at, A]
+    if status > OK:
+        batch.statuses[row] = status
+        batch.details[row, 0] = code[at, FIELD]
+        batch.details[row, 1] = found
+    return np.int64(-1)
+
+
+run = frame(_read)

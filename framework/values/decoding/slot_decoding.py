@@ -1,43 +1,34 @@
-"""Decode a batch by a kernel that writes slots: add room where needed, leave out wrong values."""
+"""Decode a batch by compiled code that writes slots: add room where needed, leave out wrong values."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ..registry.framing import NULL, read_only
+from ..registry.framing import NULL
 from ..value_format import Decoded
+from .frame import Batch
 from .slots import Bad, Layout, SlotColumn, Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
+    from ...formats.machine_code import Kernel
     from ..registry.framing import RawValues
 
-__all__ = ["Kernel", "Target", "decode_slots"]
 
+class Code(NamedTuple):
+    """Compiled code with its program; `reason` gets the status, place and number of a row that failed."""
 
-class Kernel(Protocol):
-    """The compiled code, with its program."""
-
-    def run(
-        self,
-        data: NDArray[np.uint8],
-        values: RawValues,
-        entries: NDArray[np.int64],
-        slots: Slots,
-        statuses: NDArray[np.uint8],
-        details: NDArray[np.int64],
-        row: int,
-    ) -> tuple[int, int]:
-        """Decode from a row on; return the row where it stopped, and the level that is full (-1: none)."""
-
-    def reason(self, status: int, place: int, found: int) -> str:
-        """Return why a row failed."""
+    kernel: Kernel
+    program: Any
+    scratch: Any
+    pool: NDArray[np.uint8]
+    reason: Callable[[int, int, int], str]
 
 
 class Target(NamedTuple):
@@ -48,11 +39,30 @@ class Target(NamedTuple):
     schema: pa.Schema
 
 
+def run(code: Code, batch: Batch, slots: Slots) -> None:
+    """Write the values of a batch into slots; add room where it is needed."""
+    stop = np.zeros(2, np.int64)
+    while stop[1] >= 0:
+        code.kernel(batch, slots.arrays, code.program, code.scratch, int(stop[0]), stop)
+        if stop[1] >= 0:
+            slots.grow(int(stop[1]))
+
+
+def batch_of(
+    data: NDArray[np.uint8], pool: int, offsets: NDArray[np.int64], entries: NDArray[np.int64]
+) -> Batch:
+    """Return a batch with nothing decoded yet."""
+    rows = len(entries)
+    memory = np.array([data.ctypes.data, pool], np.int64)
+    return Batch(
+        data, memory, offsets, entries, np.zeros(rows, np.uint8), np.empty((rows, 2), np.int64)
+    )
+
+
 def decode_slots(
-    kernel: Kernel,
+    code: Code,
     target: Target,
     values: RawValues,
-    pool: NDArray[np.uint8],
     entries: NDArray[np.int64],
     failures: dict[int, str],
 ) -> Decoded:
@@ -62,23 +72,17 @@ def decode_slots(
     left out and the others decoded again.
 
     Args:
-        pool: bytes after those of the values, which the kernel may refer to.
-        entries: what the kernel needs for each value; `NULL`: the row holds nulls.
+        entries: what the code needs for each value; `NULL`: the row holds nulls.
         failures: those of rows with `NULL`; others are added.
     """
-    data = read_only(np.concatenate([values.data, pool])) if len(pool) else values.data
+    data = np.concatenate([values.data, code.pool]) if len(code.pool) else values.data
     while True:
         slots = Slots(target.layout, len(entries))
-        statuses = np.zeros(len(entries), np.uint8)
-        details = np.empty((len(entries), 2), np.int64)
-        row, full = 0, 0
-        while full >= 0:
-            row, full = kernel.run(data, values, entries, slots, statuses, details, row)
-            if full >= 0:
-                slots.grow(full)
-        for failed in np.flatnonzero(statuses).tolist():
-            place, found = details[failed].tolist()
-            failures[failed] = kernel.reason(int(statuses[failed]), place, found)
+        batch = batch_of(data, len(values.data), values.offsets.astype(np.int64), entries)
+        run(code, batch, slots)
+        for failed in np.flatnonzero(batch.statuses).tolist():
+            place, found = batch.details[failed].tolist()
+            failures[failed] = code.reason(int(batch.statuses[failed]), place, found)
         wrong: dict[int, str] = {}
         mark = _marker(slots, wrong)
         arrays = [slots.array(each, data, mark) for each in target.columns.values()]

@@ -9,23 +9,22 @@ their own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from ...formats.kernels import Ints, compiled
-from .memory import load64, store64
+from ...formats.machine_code import BYTES, INT32S, INT64S, NUMBER, load
+from ...formats.memory import load8, load64, store64
+from .frame import CHILD, LEVEL, SlotArrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-__all__ = ["CHILD", "LEVEL", "Bad", "Kind", "Layout", "SlotColumn", "Slots", "gather", "null_row"]
-
-LEVEL, CHILD = 0, 1
-"""Columns of `Layout.table`."""
+    from ...formats.machine_code import Ints, Kernel
 
 Array: TypeAlias = Any
 """An Arrow array of any type."""
@@ -111,13 +110,14 @@ class Layout:
 class Slots:
     """The slots of one batch.
 
-    Calls: the kernel writes into `values` and `valid`, and counts in `cursors`; `grow` when a level is full;
-    `arrays` at the end.
+    Calls: compiled code writes into `values` and `valid`, and counts in `cursors`; `grow` when a level is
+    full; `array` at the end.
     """
 
     def __init__(self, layout: Layout, rows: int) -> None:
         self.table = layout.table
         self.cursors = np.zeros(layout.levels, np.int64)
+        self._saved = np.zeros(layout.levels, np.int64)
         self.capacities = np.full(layout.levels, _FIRST_CAPACITY, np.int64)
         self.capacities[0] = rows
         self._allocate()
@@ -127,6 +127,19 @@ class Slots:
         self.bases = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self.values = np.empty(int(self.bases[-1]), np.int64)
         self.valid = np.empty(int(self.bases[-1]), np.uint8)
+
+    @property
+    def arrays(self) -> SlotArrays:
+        """The slots as compiled code takes them; others after `grow`."""
+        return SlotArrays(
+            self.table,
+            self.bases,
+            self.capacities,
+            self.values,
+            self.valid,
+            self.cursors,
+            self._saved,
+        )
 
     def grow(self, level: int) -> None:
         """Make room for twice as many rows of a level."""
@@ -338,46 +351,62 @@ _BUILDERS: Final[dict[Kind, Callable[[Slots, SlotColumn, NDArray[np.uint8], Bad]
 }
 
 
-@compiled
-def null_row(
-    row: int,
-    columns: Ints,
-    bases: Ints,
-    slots: Ints,
-    valid: NDArray[np.uint8],
-    cursors: Ints,
-) -> None:
-    """Make all columns of level 0 null in a row; lists begin and end at the number of items so far."""
-    for column in range(len(columns)):
-        if columns[column, LEVEL] == 0:
-            slot = np.uint64(bases[column] + row)
-            child = columns[column, CHILD]
-            slots[slot] = cursors[child] if child >= 0 else 0
-            valid[slot] = 0
-
-
-@compiled
 def gather(
-    data: NDArray[np.uint8], pieces: Ints, valid: NDArray[np.bool_]
+    data: NDArray[np.uint8], pieces: NDArray[np.int64], valid: NDArray[np.bool_] | None = None
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8], bool]:
     """Concatenate pieces of `data`; a null has none. Returns Arrow offsets, bytes, and if all are ASCII.
 
     Returns no offsets where they would not fit into 32 bits.
     """
-    rows = len(pieces)
-    offsets = np.empty(rows + 1, np.int32)
-    total = np.int64(0)
-    for row in range(rows):
-        offsets[row] = total
-        if valid[row]:
-            total += pieces[row] & 0xFFFFFFFF
-    if total > _LARGEST:
+    there = np.ones(len(pieces), np.uint8) if valid is None else valid.view(np.uint8)
+    offsets = np.empty(len(pieces) + 1, np.int32)
+    total = np.zeros(2, np.int64)
+    _kernels()["_offsets_of"](pieces, there, offsets, total)
+    if total[0] > _LARGEST:
         return offsets[:0], np.empty(0, np.uint8), True
-    offsets[rows] = total
-    out = np.empty(total + 8, np.uint8)
-    base, out_base = np.int64(data.ctypes.data), np.int64(out.ctypes.data)
-    end = base + len(data)
-    for row in range(rows):
+    out = np.empty(int(total[0]) + 8, np.uint8)
+    addresses = np.array([data.ctypes.data, out.ctypes.data], np.int64)
+    _kernels()["_copy_pieces"](addresses, len(data), pieces, offsets, out, total)
+    return offsets, out[:-8], not total[1]
+
+
+def gather_fixed(
+    data: NDArray[np.uint8], pieces: NDArray[np.int64], valid: NDArray[np.bool_], size: int
+) -> NDArray[np.uint8]:
+    """Concatenate pieces of `size` bytes each; a null has zeros."""
+    out = np.zeros(len(pieces) * size, np.uint8)
+    _kernels()["_copy_fixed"](data, pieces, valid.view(np.uint8), size, out)
+    return out
+
+
+@cache
+def _kernels() -> dict[str, Kernel]:
+    return load(
+        __name__,
+        {
+            "_offsets_of": (INT64S, BYTES, INT32S, INT64S),
+            "_copy_pieces": (INT64S, NUMBER, INT64S, INT32S, BYTES, INT64S),
+            "_copy_fixed": (BYTES, INT64S, BYTES, NUMBER, BYTES),
+        },
+    )
+
+
+def _offsets_of(pieces: Ints, valid: Ints, offsets: Ints, total: Ints) -> None:
+    size = np.int64(0)
+    for row in range(len(pieces)):
+        offsets[row] = size
+        if valid[row]:
+            size += pieces[row] & 0xFFFFFFFF
+    offsets[len(pieces)] = size
+    total[0] = size
+
+
+def _copy_pieces(
+    addresses: Ints, size: int, pieces: Ints, offsets: Ints, out: Ints, total: Ints
+) -> None:
+    base, out_base = addresses[0], addresses[1]
+    end = base + size
+    for row in range(len(pieces)):
         start, to = base + (pieces[row] >> 32), out_base + np.int64(offsets[row])
         stop = out_base + np.int64(offsets[row + 1])
         # 8 bytes at a time: the next piece overwrites bytes that were copied beyond the end.
@@ -386,26 +415,19 @@ def gather(
             start += 8
             to += 8
         while to < stop:
-            out[to - out_base] = data[start - base]
+            out[to - out_base] = load8(start)
             start += 1
             to += 1
-    out = out[:total]
     high = np.uint8(0)
-    for i in range(len(out)):
+    for i in range(len(out) - 8):
         high |= out[i]
-    return offsets, out, bool(high < 0x80)
+    total[1] = high >= 0x80
 
 
-@compiled
-def gather_fixed(
-    data: NDArray[np.uint8], pieces: Ints, valid: NDArray[np.bool_], size: int
-) -> NDArray[np.uint8]:
-    """Concatenate pieces of `size` bytes each; a null has zeros."""
-    out = np.zeros(len(pieces) * size, np.uint8)
+def _copy_fixed(data: Ints, pieces: Ints, valid: Ints, size: int, out: Ints) -> None:
     for row in range(len(pieces)):
         if valid[row]:
             start = np.uint64(pieces[row]) >> np.uint64(32)
             to = np.uint64(row * size)
             for i in range(np.uint64(size)):
                 out[to + i] = data[start + i]
-    return out

@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
+from ..decoding.slot_decoding import Code, batch_of, run
 from ..decoding.slots import Layout, SlotColumn, Slots, valid_texts
 from ..python_columns import to_column
-from ..registry.framing import read_only
+from ..registry.framing import NULL, raw_values
 from ..schemas import item_of, nested_columns, row_type
 from . import json_kernel as kernel
 from .json_texts import unescape
@@ -230,7 +231,15 @@ def hash_of(name: bytes) -> int:
 
 
 class Plan:
-    """The tables of the compiled walk for one type; see `kernel.run`."""
+    """The tables of the compiled walk for one type.
+
+    Attributes:
+        layout: the slots of the columns.
+        columns: those of the fields of the type.
+        values: how the value in each slot column is read.
+        defaults: the field in each slot column.
+        program: the tables.
+    """
 
     def __init__(self, fields: tuple[_Field, ...], *, closed: bool) -> None:
         """`closed`: unknown fields are refused."""
@@ -246,11 +255,14 @@ class Plan:
         self._lines.append([0] * kernel.NODE_WIDTH)
         self._fill(0, root, 0, 0)
         self.columns = [field.value.column for field in fields]
-        self.nodes = np.array(self._lines, np.int64)
-        self.table = np.array(self._table, np.int64)
-        self.nulls = np.array(self._nulls, np.int64)
-        self.names = read_only(np.frombuffer(bytes(self._names) or b" ", np.uint8))
-        self.levels = self.layout.table
+        names = np.frombuffer(bytes(self._names), np.uint8)
+        self.program = kernel.Program(
+            np.array(self._lines, np.int64),
+            np.array(self._table, np.int64),
+            np.array(self._nulls, np.int64),
+            names,
+            np.array([names.ctypes.data], np.int64),
+        )
 
     def _fill(self, at: int, value: _Value, level: int, maps: int) -> None:
         """Complete the line of a value, and add those of the values inside it."""
@@ -323,39 +335,31 @@ def plan_of(source: type | pa.Schema) -> Plan | None:
 
 def walk(plan: Plan, values: Any) -> Walked:
     """Decode a binary column of JSON objects to the columns of a plan."""
-    rows, begin = len(values), values.offset
-    _, offsets, buffer = values.buffers()
-    ends = np.frombuffer(offsets, np.int32)[begin : begin + rows + 1].astype(np.int64)
-    starts = ends[:-1].copy()
-    if values.null_count:
-        starts[values.is_null().to_numpy(zero_copy_only=False)] = -1
-    data = read_only(
-        np.frombuffer(buffer if buffer is not None and buffer.size else b" ", np.uint8)
-    )
-    slots = _Cells(plan, rows, data)
-    row, full = 0, 0
-    while full >= 0:
-        row, full = kernel.run(
-            data, starts, ends[1:], plan.nodes, plan.table, plan.nulls, plan.names, plan.levels,
-            slots.bases, slots.capacities, slots.values, slots.valid, slots.cursors, slots.others,
-            slots.left.view(np.uint8), row,
-        )  # fmt: skip
-        if full >= 0:
-            slots.grow(full)
+    raw = raw_values(values)
+    entries = np.zeros(len(values), np.int64)
+    if raw.nulls is not None:
+        entries[raw.nulls] = NULL
+    batch = batch_of(raw.data, len(raw.data), raw.offsets.astype(np.int64), entries)
+    slots = _Cells(plan, raw.data, len(values))
+    code = Code(kernel.kernel(), plan.program, slots.scratch, raw.data[:0], lambda *_: "")
+    run(code, batch, slots)
+    slots.left = batch.statuses.view(np.bool_)
+    if slots.left.any() or raw.nulls is not None:
+        slots.scratch.others[:] |= 1 << kernel.NULL
 
     def bad(column: SlotColumn, items: NDArray[np.int64], reason: str) -> None:
         slots.leave(column, items)
 
-    return Walked([slots.array(column, data, bad) for column in plan.columns], slots.left)
+    return Walked([slots.array(column, raw.data, bad) for column in plan.columns], slots.left)
 
 
 class _Cells(Slots):
     """The slots of a batch; `left` gets the rows that msgspec must decide on."""
 
-    def __init__(self, plan: Plan, rows: int, data: NDArray[np.uint8]) -> None:
+    def __init__(self, plan: Plan, data: NDArray[np.uint8], rows: int) -> None:
         super().__init__(plan.layout, rows)
         self.left = np.zeros(rows, np.bool_)
-        self.others = np.zeros(len(self.table), np.uint8)
+        self.scratch = kernel.scratch(plan.program, len(self.table))
         self._plan = plan
         self._data = data
 
@@ -369,7 +373,7 @@ class _Cells(Slots):
         if value is None:  # the keys of a map
             return super().array(column, data, bad)
         others = []
-        if self.others[column.first] > 1 << kernel.NULL:
+        if self.scratch.others[column.first] > 1 << kernel.NULL:
             found = self.is_valid(column.first).view(np.uint8)
             others = list(self._others(column, value, found.copy()))
             found[:] = found == kernel.VALUE
@@ -387,7 +391,7 @@ class _Cells(Slots):
 
     def bitmap(self, column: int) -> pa.Buffer | None:
         """Return the validity of a column; None if no value is null."""
-        return super().bitmap(column) if self.others[column] else None
+        return super().bitmap(column) if self.scratch.others[column] else None
 
     def _others(
         self, column: SlotColumn, value: _Value, found: NDArray[np.uint8]

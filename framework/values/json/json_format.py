@@ -96,7 +96,7 @@ class Json(TypedFormat):
             values, unframed = _unframe(values)
             decoded, failed = Json(self.type).decode(values)
             return Decoded(decoded, failed | unframed)
-        from .json_columns import plan_of, splice, walk  # numba: only where values are decoded
+        from .json_columns import plan_of, splice, walk  # LLVM: only where values are decoded
 
         plan = plan_of(self.type)
         if plan is None or not len(values):
@@ -148,7 +148,7 @@ class Json(TypedFormat):
         refuse(failures)
         if self._registry is None:
             return super().encode(rows, topic)
-        from ..registry.framing import prefix  # numba
+        from ..registry.framing import prefix  # LLVM, too
 
         encoded = Json(self.type).encode(rows, topic)
         schema = RegisteredSchema(msgspec.json.encode(_json_schema(self.rows)).decode(), "JSON")
@@ -178,7 +178,7 @@ def _decoder(source: type | pa.Schema) -> Callable[[Any], Any]:
 
 
 def _unframe(values: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, str]]:
-    from ..registry.framing import unframe  # it imports numba
+    from ..registry.framing import unframe  # LLVM, too
 
     return unframe(values)
 

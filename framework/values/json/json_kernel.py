@@ -10,13 +10,14 @@ text before its value. Else its name is looked for in a hash table.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...formats.kernels import Int, Ints, compiled
-from ..decoding.memory import load8, load64
-from ..decoding.slots import CHILD, LEVEL, null_row
+from ...formats.machine_code import BYTES, INT64_TABLE, INT64S, Int, Ints, compiled, inlined
+from ...formats.memory import load8, load64
+from ..decoding.frame import ADDRESS, Batch, SlotArrays, frame, load_frame, write_null
 from .json_numbers import as_float, as_integer, scan_number
 from .json_texts import (
     CLOSE,
@@ -36,7 +37,7 @@ from .json_texts import (
 from .json_times import day_of, moment_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from ...formats.machine_code import Kernel
 
 # How a node of a type is read. RAW: only its place is noted.
 RAW, TEXT, INTEGER, FLOAT, BOOLEAN, DATETIME, DATE, OBJECT, ITEMS, PAIRS = range(10)
@@ -49,6 +50,9 @@ RAW, TEXT, INTEGER, FLOAT, BOOLEAN, DATETIME, DATE, OBJECT, ITEMS, PAIRS = range
     CODE, TO, AT, NULLABLE, LOW, HIGH, NAME, NAME_SIZE, ITEM, INNER, KEY, FIELDS, COUNT, TABLE, MASK, CLOSED,
     NULLS, NULL_COUNT, REQUIRED, NODE_WIDTH,
 ) = range(20)  # fmt: skip
+
+# Columns of the table of followers. WORD: the first 8 bytes of the text, of which WORD_MASK are in it.
+START, SIZE, NEXT, WORD, WORD_MASK = range(5)
 
 # What is in a slot, instead of "not null". ODD: valid JSON, which the walk does not read, and ESCAPED: a text
 # with escapes; both are noted as `start << 32 | size`.
@@ -79,6 +83,39 @@ def _same(one: Int, other: Int, size: Int) -> bool:
             return False
         at += 1
     return True
+
+
+@compiled
+def _expect(followers: Ints, place: Int, begin: Int, size: Int, field: Int) -> None:
+    """Note the text between two values, and the field of the second one."""
+    word, mask = np.uint64(0), np.uint64(0xFFFFFFFFFFFFFFFF)
+    if size >= 8:
+        word = load64(begin)
+    else:
+        for i in range(size):
+            word |= np.uint64(load8(begin + i)) << np.uint64(8 * i)
+        mask = (np.uint64(1) << np.uint64(8 * size)) - np.uint64(1)
+    followers[place, START] = begin
+    followers[place, SIZE] = size
+    followers[place, NEXT] = field
+    followers[place, WORD] = np.int64(word)
+    followers[place, WORD_MASK] = np.int64(mask)
+
+
+@compiled
+def _is_expected(followers: Ints, place: Int, size: Int, at: Int, end: Int) -> bool:
+    """Whether the text at an address, with a value behind it, is the one that was noted."""
+    if at + 8 > end or at + size >= end:
+        return at + size < end and _same(followers[place, START], at, size)
+    found = np.int64(load64(at)) ^ followers[place, WORD]
+    if found & followers[place, WORD_MASK] != 0:
+        return False
+    begin = followers[place, START]
+    if size <= 8:
+        return True
+    if size <= 16:
+        return bool(load64(begin + size - 8) == load64(at + size - 8))
+    return _same(begin, at, size)
 
 
 @compiled
@@ -182,306 +219,311 @@ def _scalar(  # noqa: C901
 
 
 @compiled
-def _make_null(
-    node: Int, nodes: Ints, nulls: Ints, columns: Ints, bases: Ints, slots: Ints,
-    valid: NDArray[np.uint8], cursors: Ints, others: NDArray[np.uint8],
-) -> None:  # fmt: skip
-    for i in range(nodes[node, NULLS], nodes[node, NULLS] + nodes[node, NULL_COUNT]):
-        column = nulls[np.uint64(i)]
-        slot = np.uint64(bases[column] + cursors[columns[column, LEVEL]])
-        child = columns[column, CHILD]
-        slots[slot] = cursors[child] if child >= 0 else 0
-        valid[slot] = NULL
+def _make_null(node: Int, program: Program, slots: SlotArrays, others: Ints) -> None:
+    first = program.nodes[node, NULLS]
+    for i in range(first, first + program.nodes[node, NULL_COUNT]):
+        column = program.nulls[np.uint64(i)]
+        write_null(slots, column)
         others[np.uint64(column)] |= 1 << NULL
 
 
 @compiled
-def _is_new_key(at: Int, size: Int, keys: Ints, stamp: Int, count: Int) -> bool:
-    """Enter the key of a map; False if the map has it, or has too many."""
+def _is_new_key(at: Int, size: Int, keys: Ints, depth: Int, stamp: Int, count: Int) -> bool:
+    """Enter the key of a map, which is inside of `depth` others; False if it has the key, or too many."""
     if count >= _KEYS:
         return False
-    place = np.uint64(_hash(at, size) & (_KEY_SLOTS - 1))
+    base = np.uint64(depth * _KEY_SLOTS)
+    mask = np.uint64(_KEY_SLOTS - 1)
+    place = base + (np.uint64(_hash(at, size)) & mask)
     while keys[place, 0] == stamp:
         if keys[place, 2] == size and _same(keys[place, 1], at, size):
             return False
-        place = (place + np.uint64(1)) & np.uint64(_KEY_SLOTS - 1)
+        place = base + ((place - base + np.uint64(1)) & mask)
     keys[place, 0] = stamp
     keys[place, 1] = at
     keys[place, 2] = size
     return True
 
 
-@compiled
-def run(  # noqa: C901  one loop: a call for each field would cost more than the field
-    data: NDArray[np.uint8],
-    starts: Ints,
-    ends: Ints,
-    nodes: Ints,
-    table: Ints,
-    nulls: Ints,
-    names_of: NDArray[np.uint8],
-    columns: Ints,
-    bases: Ints,
-    capacities: Ints,
-    slots: Ints,
-    valid: NDArray[np.uint8],
-    cursors: Ints,
-    others: NDArray[np.uint8],
-    statuses: NDArray[np.uint8],
-    first: int,
-) -> tuple[int, int]:
-    """Decode the values from row `first` on.
+class Program(NamedTuple):
+    """The tables of a type.
 
-    Args:
-        starts: where each text begins in the data; negative: there is none.
-        ends: where it ends.
-        nodes: the type; the first node is the object of a row.
+    Attributes:
+        nodes: its values; the first node is the object of a row.
         table: the hash tables of objects: nodes, or -1.
         nulls: see the columns NULLS and NULL_COUNT of nodes.
-        names_of: the bytes of the names of fields.
-        columns: the level of each slot column, and the level of its items.
-        bases: the first slot of each column.
-        capacities: the number of rows that fit, for each level.
-        slots: written: a slot for each row of each column.
-        valid: written: what is in the slot, NULL to ESCAPED.
-        cursors: the number of rows of each level so far.
-        others: written: for each column, `1 << kind` of what is in it beside values.
-        statuses: written: 1 for a row that is left to msgspec; its slots are null.
-
-    Returns:
-        The row at which it stopped, and the level whose capacity is used up (-1: all rows are done).
+        names: the bytes of the names of fields.
+        names_at: their address.
     """
-    base, names = np.int64(data.ctypes.data), np.int64(names_of.ctypes.data)
+
+    nodes: Any
+    table: Any
+    nulls: Any
+    names: Any
+    names_at: Any
+
+
+class Scratch(NamedTuple):
+    """What is known of a batch, and the memory of one row.
+
+    Attributes:
+        followers: for each field, each beginning of an object, and each field that the type does not have:
+            the address and the size of the text between it and the value of the field that came next the
+            last time, and that field.
+        new: one number: how many of them are known.
+        outer: for each object, list or map around a value: its node, the field in it, and how many it has.
+        keys: for maps in maps: those of the map that is read, in a hash table.
+        stamps: which entries of that are of the map; the last number is that of the newest map.
+        others: for each slot column, `1 << kind` of what is in it beside values.
+    """
+
+    followers: Any
+    new: Any
+    outer: Any
+    keys: Any
+    stamps: Any
+    others: Any
+
+
+def scratch(program: Program, columns: int) -> Scratch:
+    """Return the memory for one batch."""
+    count = len(program.nodes)
+    maps = program.nodes[program.nodes[:, CODE] == PAIRS, MASK].max(initial=-1) + 1
+    return Scratch(
+        np.zeros((2 * count + _NEW, 5), np.int64),
+        np.array([2 * count], np.int64),
+        np.empty((DEPTH + 1, 3), np.int64),
+        np.zeros((maps * _KEY_SLOTS, 3), np.int64),
+        np.zeros(maps + 1, np.int64),
+        np.zeros(columns, np.uint8),
+    )
+
+
+@cache
+def kernel() -> Kernel:
+    """Load the compiled code."""
+    return load_frame(
+        __name__,
+        Program(INT64_TABLE, INT64S, INT64S, BYTES, INT64S),
+        Scratch(INT64_TABLE, INT64S, INT64_TABLE, INT64_TABLE, INT64S, BYTES),
+        tuple(each.__module__ for each in (as_float, string_end, day_of)),
+    )
+
+
+@inlined
+def _read(  # noqa: C901  one loop: a call for each field would cost more than the field
+    batch: Batch, slot_arrays: SlotArrays, program: Program, scratch: Scratch, row: int
+) -> Int:
+    """Decode one value; return the level that is full, or -1. Status 1: the row is left to msgspec."""
+    base, names = batch.memory[ADDRESS], program.names_at[0]
+    nodes, table = program.nodes, program.table
+    bases, capacities = slot_arrays.bases, slot_arrays.capacities
+    slots, valid, cursors = slot_arrays.values, slot_arrays.valid, slot_arrays.cursors
+    followers, outer, others = scratch.followers, scratch.outer, scratch.others
     count = len(nodes)
-    # For each field, each beginning of an object, and each field that the type does not have: the text
-    # between it and the value of the field that came next the last time, and that field.
-    text_start = np.zeros(2 * count + _NEW, np.int64)
-    text_size = np.zeros(2 * count + _NEW, np.int64)
-    follower = np.zeros(2 * count + _NEW, np.int64)
-    new = 2 * count
-    outer_node = np.empty(DEPTH + 1, np.int64)
-    outer_place = np.empty(DEPTH + 1, np.int64)
-    outer_found = np.empty(DEPTH + 1, np.int64)
-    maps = 0
-    for each in range(count):
-        if nodes[each, CODE] == PAIRS:
-            maps = max(maps, nodes[each, MASK] + 1)
-    keys = np.zeros((maps, _KEY_SLOTS, 3), np.int64)
-    stamps = np.zeros(maps + 1, np.int64)
-    stamp = np.int64(0)
-    saved = np.empty_like(cursors)
-    for row in range(first, len(starts)):
-        for level in range(len(cursors)):
-            saved[level] = cursors[level]
-        cursors[0] = row
-        if starts[row] < 0:
-            null_row(row, columns, bases, slots, valid, cursors)
-            others |= np.uint8(1 << NULL)
-            continue
-        at, end = base + starts[row], base + ends[row]
-        at = skip_spaces(at, end)
-        node = np.int64(0)
-        container = np.int64(-1)
-        place = np.int64(0)
-        found = np.int64(0)
-        top = 0
-        state = _VALUE if at < end and load8(at) == OPEN else _LEFT
-        while state < _LEFT:
-            if state == _MEMBER:
-                size = text_size[np.uint64(place)] if place >= 0 else np.int64(0)
-                if size > 0 and at + size < end and _same(text_start[np.uint64(place)], at, size):
-                    at += size
-                    place = follower[np.uint64(place)]
-                else:
-                    begin = at
-                    at = skip_spaces(at, end)
-                    if at < end and load8(at) == CLOSE:
-                        at += 1
-                        state = _END
-                        if found < nodes[container, COUNT]:
-                            low = nodes[container, FIELDS]
-                            for each in range(low, low + nodes[container, COUNT]):
-                                slot = np.uint64(bases[nodes[each, TO]] + cursors[nodes[each, AT]])
-                                if valid[slot] == MISSING:
-                                    if nodes[each, REQUIRED]:
-                                        state = _LEFT
-                                    _make_null(
-                                        np.int64(each), nodes, nulls, columns, bases, slots, valid,
-                                        cursors, others,
-                                    )  # fmt: skip
-                                    valid[slot] = MISSING
-                                    others[nodes[each, TO]] |= 1 << MISSING
-                        continue
-                    if place < count or place >= 2 * count:  # not the first
-                        if at >= end or load8(at) != COMMA:
-                            state = _LEFT
-                            continue
-                        at = skip_spaces(at + 1, end)
-                    if at >= end or load8(at) != QUOTE:
-                        state = _LEFT
-                        continue
-                    field = _guess(at + 1, end, nodes, container, place, names)
-                    if field >= 0:
-                        close = at + 1 + nodes[np.uint64(field), NAME_SIZE]
-                    else:
-                        close, plain = string_end(at + 1, end)
-                        if close < 0 or not plain:
-                            state = _LEFT
-                            continue
-                        field = _lookup(at + 1, close - at - 1, nodes, container, table, names)
-                    at = skip_spaces(close + 1, end)
-                    if at >= end or load8(at) != COLON:
-                        state = _LEFT
-                        continue
-                    at = skip_spaces(at + 1, end)
-                    if at >= end:
-                        state = _LEFT
-                        continue
-                    if field < 0 and new < len(follower):
-                        field = np.int64(new)
-                        new += 1
-                    if place >= 0 and field >= 0:
-                        text_start[np.uint64(place)] = begin
-                        text_size[np.uint64(place)] = at - begin
-                        follower[np.uint64(place)] = field
-                    place = field
-                if place < 0 or place >= count:
-                    if load8(at) == QUOTE:
-                        at, _ = string_end(at + 1, end)
-                        at = at + 1 if at >= 0 else at
-                    else:
-                        at = skip_value(at, end)
-                    if at < 0 or nodes[container, CLOSED]:
-                        state = _LEFT
-                    continue
-                node = place
-                slot = np.uint64(bases[nodes[node, TO]] + cursors[nodes[node, AT]])
-                if valid[slot] != MISSING:  # twice
-                    state = _LEFT
-                    continue
-                found += 1
-                state = _VALUE
-            if state == _VALUE:
-                line = np.uint64(node)
-                code = nodes[line, CODE]
-                if code < OBJECT:
-                    at, kind, cell = _scalar(
-                        at, end, base, code, nodes[line, LOW], nodes[line, HIGH],
-                        nodes[line, NULLABLE],
-                    )  # fmt: skip
-                    slot = np.uint64(bases[nodes[line, TO]] + cursors[nodes[line, AT]])
-                    slots[slot] = cell
-                    valid[slot] = kind
-                    if kind != VALUE:
-                        others[np.uint64(nodes[line, TO])] |= np.uint8(1 << kind)
-                    state = _AFTER if at >= 0 else _LEFT
-                else:
-                    byte = load8(at)
-                    opening = LIST if code == ITEMS else OPEN
-                    if byte == opening:
-                        if container >= 0:
-                            slot = np.uint64(bases[nodes[line, TO]] + cursors[nodes[line, AT]])
-                            valid[slot] = VALUE
-                            if code != OBJECT:
-                                slots[slot] = cursors[nodes[line, INNER]]
-                        outer_node[np.uint64(top)] = container
-                        outer_place[np.uint64(top)] = place
-                        outer_found[np.uint64(top)] = found
-                        top += 1
-                        container = node
-                        found = np.int64(0)
-                        at += 1
-                        if code == OBJECT:
-                            place = node + count
-                            low = nodes[line, FIELDS]
-                            for each in range(low, low + nodes[line, COUNT]):
-                                field_line = np.uint64(each)
-                                slot = np.uint64(
-                                    bases[nodes[field_line, TO]] + cursors[nodes[field_line, AT]]
-                                )
-                                valid[slot] = MISSING
-                            state = _MEMBER
-                        else:
-                            at = skip_spaces(at, end)
-                            state = _ITEM if code == ITEMS else _PAIR
-                            if code == PAIRS:
-                                stamp += 1
-                                stamps[nodes[line, MASK]] = stamp
-                            if at < end and load8(at) == (LIST_END if code == ITEMS else CLOSE):
-                                at += 1
-                                state = _END
-                    elif byte == 110 and nodes[line, NULLABLE] and word_end(at, end) > 0:
-                        at += 4
-                        _make_null(
-                            node, nodes, nulls, columns, bases, slots, valid, cursors, others
-                        )
-                        state = _AFTER
-                    else:
-                        state = _LEFT
-            if state == _END:  # of an object, list or map
-                top -= 1
-                container = outer_node[np.uint64(top)]
-                place = outer_place[np.uint64(top)]
-                found = outer_found[np.uint64(top)]
-                state = _AFTER
-            if state == _AFTER:
-                if container < 0:
-                    state = _DONE if skip_spaces(at, end) == end else _LEFT
-                    continue
-                code = nodes[container, CODE]
-                if code == OBJECT:
-                    state = _MEMBER
-                    continue
-                cursors[nodes[container, INNER]] += 1
-                found += 1
+    at, end = base + batch.offsets[row], base + batch.offsets[row + 1]
+    at = skip_spaces(at, end)
+    node = np.int64(0)
+    container = np.int64(-1)
+    place = np.int64(0)
+    found = np.int64(0)
+    top = 0
+    slot = np.uint64(0)
+    in_object = False
+    state = _VALUE if at < end and load8(at) == OPEN else _LEFT
+    while state < _LEFT:
+        if state == _MEMBER:
+            size = followers[np.uint64(place), SIZE] if place >= 0 else np.int64(0)
+            if size > 0 and _is_expected(followers, np.uint64(place), size, at, end):
+                at += size
+                place = followers[np.uint64(place), NEXT]
+            else:
+                begin = at
                 at = skip_spaces(at, end)
-                byte = load8(at) if at < end else np.int64(0)
-                if byte == COMMA:
-                    at = skip_spaces(at + 1, end)
-                    state = _ITEM if code == ITEMS else _PAIR
-                elif byte == (LIST_END if code == ITEMS else CLOSE):
+                if at < end and load8(at) == CLOSE:
                     at += 1
                     state = _END
+                    if found < nodes[container, COUNT]:
+                        low = nodes[container, FIELDS]
+                        for each in range(low, low + nodes[container, COUNT]):
+                            slot = np.uint64(bases[nodes[each, TO]] + cursors[nodes[each, AT]])
+                            if valid[slot] == MISSING:
+                                if nodes[each, REQUIRED]:
+                                    state = _LEFT
+                                _make_null(np.int64(each), program, slot_arrays, others)
+                                valid[slot] = MISSING
+                                others[nodes[each, TO]] |= 1 << MISSING
                     continue
-                else:
-                    state = _LEFT
-            if state in (_ITEM, _PAIR):
-                level = nodes[container, INNER]
-                if cursors[level] >= capacities[level]:
-                    for each in range(len(cursors)):
-                        cursors[each] = saved[each]
-                    return row, level
-                node = nodes[container, ITEM]
-                if state == _PAIR:
-                    if at >= end or load8(at) != QUOTE:
-                        state = _LEFT
-                        continue
-                    close, plain = string_end(at + 1, end)
-                    depth = nodes[container, MASK]
-                    # Of keys with escapes two may be equal.
-                    if (
-                        close < 0
-                        or not plain
-                        or not _is_new_key(
-                            at + 1, close - at - 1, keys[depth], stamps[depth], found
-                        )
-                    ):
-                        state = _LEFT
-                        continue
-                    slot = np.uint64(bases[nodes[container, KEY]] + cursors[level])
-                    slots[slot] = ((at + 1 - base) << 32) | (close - at - 1)
-                    valid[slot] = VALUE
-                    at = skip_spaces(close + 1, end)
-                    if at >= end or load8(at) != COLON:
+                if place < count or place >= 2 * count:  # not the first
+                    if at >= end or load8(at) != COMMA:
                         state = _LEFT
                         continue
                     at = skip_spaces(at + 1, end)
-                state = _VALUE if at < end else _LEFT
-        if state == _LEFT:
-            statuses[row] = 1
-            for level in range(1, len(cursors)):
-                cursors[level] = saved[level]
-            null_row(row, columns, bases, slots, valid, cursors)
-            others |= np.uint8(1 << NULL)
-    cursors[0] = len(starts)
-    return len(starts), -1
+                if at >= end or load8(at) != QUOTE:
+                    state = _LEFT
+                    continue
+                field = _guess(at + 1, end, nodes, container, place, names)
+                if field >= 0:
+                    close = at + 1 + nodes[np.uint64(field), NAME_SIZE]
+                else:
+                    close, plain = string_end(at + 1, end)
+                    if close < 0 or not plain:
+                        state = _LEFT
+                        continue
+                    field = _lookup(at + 1, close - at - 1, nodes, container, table, names)
+                at = skip_spaces(close + 1, end)
+                if at >= end or load8(at) != COLON:
+                    state = _LEFT
+                    continue
+                at = skip_spaces(at + 1, end)
+                if at >= end:
+                    state = _LEFT
+                    continue
+                if field < 0 and scratch.new[0] < len(followers):
+                    field = scratch.new[0]
+                    scratch.new[0] += 1
+                if place >= 0 and field >= 0:
+                    _expect(followers, np.uint64(place), begin, at - begin, field)
+                place = field
+            if place < 0 or place >= count:
+                if load8(at) == QUOTE:
+                    at, _ = string_end(at + 1, end)
+                    at = at + 1 if at >= 0 else at
+                else:
+                    at = skip_value(at, end)
+                if at < 0 or nodes[container, CLOSED]:
+                    state = _LEFT
+                continue
+            node = place
+            slot = np.uint64(bases[nodes[node, TO]] + cursors[nodes[node, AT]])
+            if valid[slot] != MISSING:  # twice
+                state = _LEFT
+                continue
+            found += 1
+            state = _VALUE
+        if state == _VALUE:
+            line = np.uint64(node)
+            code = nodes[line, CODE]
+            if code < OBJECT:
+                at, kind, cell = _scalar(
+                    at, end, base, code, nodes[line, LOW], nodes[line, HIGH],
+                    nodes[line, NULLABLE],
+                )  # fmt: skip
+                slots[slot] = cell
+                valid[slot] = kind
+                if kind != VALUE:
+                    others[np.uint64(nodes[line, TO])] |= np.uint8(1 << kind)
+                if at < 0:
+                    state = _LEFT
+                elif in_object:
+                    state = _MEMBER
+                    continue
+                else:
+                    state = _AFTER
+            else:
+                byte = load8(at)
+                opening = LIST if code == ITEMS else OPEN
+                if byte == opening:
+                    if container >= 0:
+                        valid[slot] = VALUE
+                        if code != OBJECT:
+                            slots[slot] = cursors[nodes[line, INNER]]
+                    outer[np.uint64(top), 0] = container
+                    outer[np.uint64(top), 1] = place
+                    outer[np.uint64(top), 2] = found
+                    top += 1
+                    container = node
+                    in_object = bool(code == OBJECT)
+                    found = np.int64(0)
+                    at += 1
+                    if code == OBJECT:
+                        place = node + count
+                        low = nodes[line, FIELDS]
+                        for each in range(low, low + nodes[line, COUNT]):
+                            field_line = np.uint64(each)
+                            slot = np.uint64(
+                                bases[nodes[field_line, TO]] + cursors[nodes[field_line, AT]]
+                            )
+                            valid[slot] = MISSING
+                        state = _MEMBER
+                    else:
+                        at = skip_spaces(at, end)
+                        state = _ITEM if code == ITEMS else _PAIR
+                        if code == PAIRS:
+                            last = len(scratch.stamps) - 1
+                            scratch.stamps[last] += 1
+                            scratch.stamps[nodes[line, MASK]] = scratch.stamps[last]
+                        if at < end and load8(at) == (LIST_END if code == ITEMS else CLOSE):
+                            at += 1
+                            state = _END
+                elif byte == 110 and nodes[line, NULLABLE] and word_end(at, end) > 0:
+                    at += 4
+                    _make_null(node, program, slot_arrays, others)
+                    state = _AFTER
+                else:
+                    state = _LEFT
+        if state == _END:  # of an object, list or map
+            top -= 1
+            container = outer[np.uint64(top), 0]
+            place = outer[np.uint64(top), 1]
+            found = outer[np.uint64(top), 2]
+            state = _AFTER
+        if state == _AFTER:
+            if container < 0:
+                state = _DONE if skip_spaces(at, end) == end else _LEFT
+                continue
+            code = nodes[container, CODE]
+            in_object = bool(code == OBJECT)
+            if in_object:
+                state = _MEMBER
+                continue
+            cursors[nodes[container, INNER]] += 1
+            found += 1
+            at = skip_spaces(at, end)
+            byte = load8(at) if at < end else np.int64(0)
+            if byte == COMMA:
+                at = skip_spaces(at + 1, end)
+                state = _ITEM if code == ITEMS else _PAIR
+            elif byte == (LIST_END if code == ITEMS else CLOSE):
+                at += 1
+                state = _END
+                continue
+            else:
+                state = _LEFT
+        if state in (_ITEM, _PAIR):
+            level = nodes[container, INNER]
+            if cursors[level] >= capacities[level]:
+                return level
+            node = nodes[container, ITEM]
+            slot = np.uint64(bases[nodes[node, TO]] + cursors[level])
+            if state == _PAIR:
+                if at >= end or load8(at) != QUOTE:
+                    state = _LEFT
+                    continue
+                close, plain = string_end(at + 1, end)
+                depth = nodes[container, MASK]
+                # Of keys with escapes two may be equal.
+                if (
+                    close < 0
+                    or not plain
+                    or not _is_new_key(
+                        at + 1, close - at - 1, scratch.keys, depth, scratch.stamps[depth], found
+                    )
+                ):
+                    state = _LEFT
+                    continue
+                key = np.uint64(bases[nodes[container, KEY]] + cursors[level])
+                slots[key] = ((at + 1 - base) << 32) | (close - at - 1)
+                valid[key] = VALUE
+                at = skip_spaces(close + 1, end)
+                if at >= end or load8(at) != COLON:
+                    state = _LEFT
+                    continue
+                at = skip_spaces(at + 1, end)
+            state = _VALUE if at < end else _LEFT
+    if state == _LEFT:
+        batch.statuses[row] = 1
+    return np.int64(-1)
+
+
+run = frame(_read)

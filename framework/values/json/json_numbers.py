@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...formats.kernels import compiled
-from ..decoding.memory import bits_of, high_product, leading_zeros, load8, load64
+from ...formats.machine_code import compiled
+from ...formats.memory import bits_of, high_product, leading_zeros, load8, load64
 
 if TYPE_CHECKING:
-    from ...formats.kernels import Int
+    from ...formats.machine_code import Int
 
 _MINUS, _PLUS, _DOT, _ZERO = 45, 43, 46, 48
 _UPPER, _SIXES = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x0606060606060606)

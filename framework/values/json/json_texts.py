@@ -6,18 +6,19 @@ longer than the work. Every address is checked against the end of its row before
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...formats.kernels import compiled
-from ..decoding.memory import load8, load64, store64, zero_bytes
+from ...formats.machine_code import BYTES, INT32S, INT64S, NUMBER, compiled, load
+from ...formats.memory import load8, load64, store64, zero_bytes
 from .json_numbers import scan_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ...formats.kernels import Int, Ints
+    from ...formats.machine_code import Int, Ints, Kernel
 
 _DEEPEST = 60  # levels of a value that is skipped
 _LARGEST = 2**31 - 1  # bytes of a column of text
@@ -292,21 +293,32 @@ def skip_value(at: Int, end: Int) -> Int:  # noqa: C901
             return at
 
 
-@compiled
-def unescape(data: NDArray[np.uint8], pieces: Ints) -> tuple[Ints, NDArray[np.uint8]]:
+def unescape(
+    data: NDArray[np.uint8], pieces: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     """Concatenate texts that have escapes, without these. Returns Arrow offsets and bytes.
 
     Returns no offsets where they would not fit into 32 bits.
     """
-    offsets = np.empty(len(pieces) + 1, np.int32)
-    total = np.int64(0)
-    for row in range(len(pieces)):
-        total += pieces[row] & 0xFFFFFFFF
-    if total > _LARGEST:
+    offsets = np.zeros(len(pieces) + 1, np.int32)
+    size = int((pieces & 0xFFFFFFFF).sum())
+    if size > _LARGEST:
         return offsets[:0], np.empty(0, np.uint8)
-    out = np.empty(total + 8, np.uint8)
-    base, begin = np.int64(data.ctypes.data), np.int64(out.ctypes.data)
-    last = base + len(data)
+    out = np.empty(size + 8, np.uint8)
+    addresses = np.array([data.ctypes.data, out.ctypes.data], np.int64)
+    _kernels()["_unescape"](addresses, len(data), pieces, offsets, out)
+    return offsets, out[: offsets[-1]]
+
+
+@cache
+def _kernels() -> dict[str, Kernel]:
+    signature = (INT64S, NUMBER, INT64S, INT32S, BYTES)
+    return load(__name__, {"_unescape": signature}, depends_on=(scan_number.__module__,))
+
+
+def _unescape(addresses: Ints, size: int, pieces: Ints, offsets: Ints, out: Ints) -> None:
+    base, begin = addresses[0], addresses[1]
+    last = base + size
     to = begin
     for row in range(len(pieces)):
         offsets[row] = to - begin
@@ -331,11 +343,10 @@ def unescape(data: NDArray[np.uint8], pieces: Ints) -> tuple[Ints, NDArray[np.ui
                 at, code = _escape(at, end)
                 to += _write_utf8(out, to - begin, code)
     offsets[len(pieces)] = to - begin
-    return offsets, out[: to - begin]
 
 
 @compiled
-def _write_utf8(out: NDArray[np.uint8], at: Int, code: Int) -> int:
+def _write_utf8(out: Ints, at: Int, code: Int) -> int:
     """Write a character; return its number of bytes."""
     if code < 0x80:
         out[at] = code

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...formats.kernels import compiled
-from ..decoding.memory import load8
+from ...formats.machine_code import compiled
+from ...formats.memory import load8
 
 if TYPE_CHECKING:
-    from ...formats.kernels import Int
+    from ...formats.machine_code import Int
 
 _MINUS, _PLUS, _COLON, _DOT = 45, 43, 58, 46
 _FRACTIONS = 6

@@ -7,15 +7,18 @@ and reads and writes only inside its arrays.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...formats.kernels import Int, Ints, compiled
-from ..decoding.slots import CHILD, LEVEL, null_row
+from ...formats.machine_code import INT64_TABLE, INT64S, Int, Ints, compiled, inlined
+from ..decoding.frame import CHILD, LEVEL, POOL, Batch, SlotArrays, frame, load_frame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ...formats.machine_code import Kernel
 
 # Columns of the table of messages: its fields (sorted by number), and the defaults of their columns.
 FIRST_FIELD, FIELDS, FIRST_DEFAULT, DEFAULTS = range(4)
@@ -146,10 +149,9 @@ def _name(number: Int, table: Ints, first: Int, count: Int) -> Int:
 
 @compiled
 def _skip(  # noqa: C901  it is one loop too
-    data: NDArray[np.uint8], position: Int, end: Int, wire: Int, number: Int
+    data: NDArray[np.uint8], position: Int, end: Int, wire: Int, number: Int, stack: Ints
 ) -> tuple[Int, int]:
     """Return the position after an unknown field (-1 if there is none), and the status."""
-    stack = np.empty(DEPTH, np.int64)
     top = 0
     while True:
         if wire == _VARINT:
@@ -188,238 +190,223 @@ def _skip(  # noqa: C901  it is one loop too
 
 
 @compiled
-def _write_defaults(
-    message: Ints,
-    defaults: Ints,
-    pool: int,
-    columns: Ints,
-    bases: Ints,
-    slots: Ints,
-    valid: NDArray[np.uint8],
-    cursors: Ints,
-) -> None:
+def _write_defaults(message: Ints, defaults: Ints, pool: int, slots: SlotArrays) -> None:
     for i in range(message[FIRST_DEFAULT], message[FIRST_DEFAULT] + message[DEFAULTS]):
         at = np.uint64(i)
         column = defaults[at, COLUMN]
-        slot = np.uint64(bases[column] + cursors[columns[column, LEVEL]])
+        slot = np.uint64(slots.bases[column] + slots.cursors[slots.columns[column, LEVEL]])
         value = defaults[at, VALUE]
         if defaults[at, HOW] == CURSOR:
-            value = cursors[value]
+            value = slots.cursors[value]
         elif defaults[at, HOW] == PIECE:
             value += np.int64(pool) << 32
-        slots[slot] = value
-        valid[slot] = defaults[at, VALID]
+        slots.values[slot] = value
+        slots.valid[slot] = defaults[at, VALID]
 
 
-@compiled
-def run(  # noqa: C901  one loop: a call for each field would cost more than the field
-    data: NDArray[np.uint8],
-    offsets: Ints,
-    entries: Ints,
-    messages: Ints,
-    fields: Ints,
-    defaults: Ints,
-    enums: Ints,
-    clears: Ints,
-    pool: int,
-    columns: Ints,
-    bases: Ints,
-    capacities: Ints,
-    slots: Ints,
-    valid: NDArray[np.uint8],
-    cursors: Ints,
-    statuses: NDArray[np.uint8],
-    details: Ints,
-    first: int,
-) -> tuple[int, int]:
-    """Decode the values from row `first` on.
+class Program(NamedTuple):
+    """The tables of a message type.
 
-    Args:
-        data: the bytes of all values, and from `pool` on those of the names of enums.
-        offsets: where each value begins in `data`, and where the last one ends.
-        entries: the bytes to leave out before each value; -1 for a null.
+    Attributes:
         messages: the types; the first is that of the values.
         fields: their fields.
         defaults: the slots of a message before its fields are read.
         enums: numbers and names of values of enums.
         clears: the columns that become null when a field of a oneof is read.
-        pool: see `data`.
-        columns: the level of each column, and the level of its items if it is a list.
-        bases: the first slot of each column.
-        capacities: the number of rows that fit, for each level.
-        slots: written: a slot for each row of each column.
-        valid: written: whether the slot is not null.
-        cursors: the number of rows of each level so far.
-        statuses: written: why a row failed.
-        details: written for a row that failed: the field (-1: none), and the number that its reason tells.
-
-    Returns:
-        The row at which it stopped, and the level whose capacity is used up (-1: all rows are done).
     """
-    ends = np.empty(DEPTH, np.int64)
-    types = np.empty(DEPTH, np.int64)
-    items = np.empty(DEPTH, np.int64)  # the level of which the message is an item; -1: of none
-    saved = np.empty_like(cursors)
-    for row in range(first, len(entries)):
-        for level in range(len(cursors)):
-            saved[level] = cursors[level]
-        cursors[0] = row
-        top = 0
-        status = _RUNNING if entries[row] >= 0 else OK
-        failed = bool(entries[row] < 0)
-        position = np.int64(offsets[row]) + entries[row]
-        end = np.int64(offsets[row + 1])
-        type_ = np.int64(0)
-        at = np.int64(-1)
-        found = np.int64(0)
-        hint = messages[0, FIRST_FIELD]
-        if status == _RUNNING:
-            _write_defaults(messages[0], defaults, pool, columns, bases, slots, valid, cursors)
-        while status == _RUNNING:
-            if position == end:
-                if top == 0:
-                    status = OK
-                    continue
-                top -= 1
-                if items[np.uint64(top)] >= 0:
-                    cursors[items[np.uint64(top)]] += 1
-                end = ends[np.uint64(top)]
-                type_ = types[np.uint64(top)]
-                hint = messages[type_, FIRST_FIELD]
+
+    messages: Any
+    fields: Any
+    defaults: Any
+    enums: Any
+    clears: Any
+
+
+class Scratch(NamedTuple):
+    """Memory of one call, for each message around the one that is read.
+
+    Attributes:
+        ends: where it ends.
+        types: its row in the table of messages.
+        items: the list level that contains the message inside it, or -1.
+        groups: the groups around an unknown field.
+    """
+
+    ends: Any
+    types: Any
+    items: Any
+    groups: Any
+
+
+def scratch() -> Scratch:
+    """Return the memory for one call."""
+    return Scratch(*(np.empty(DEPTH, np.int64) for _ in range(4)))
+
+
+@cache
+def kernel() -> Kernel:
+    """Load the compiled code."""
+    program = Program(INT64_TABLE, INT64_TABLE, INT64_TABLE, INT64_TABLE, INT64S)
+    return load_frame(__name__, program, Scratch(INT64S, INT64S, INT64S, INT64S))
+
+
+@inlined
+def _read(  # noqa: C901  one loop: a call for each field would cost more than the field
+    batch: Batch, slot_arrays: SlotArrays, program: Program, scratch: Scratch, row: int
+) -> Int:
+    """Decode one value, whose entry is the size of its prefix; return the level that is full, or -1."""
+    data, pool = batch.data, batch.memory[POOL]
+    messages, fields, enums, clears = (
+        program.messages,
+        program.fields,
+        program.enums,
+        program.clears,
+    )
+    columns, bases, capacities = slot_arrays.columns, slot_arrays.bases, slot_arrays.capacities
+    slots, valid, cursors = slot_arrays.values, slot_arrays.valid, slot_arrays.cursors
+    ends, types, items = scratch.ends, scratch.types, scratch.items
+    top = 0
+    status = _RUNNING
+    position = np.int64(batch.offsets[row]) + batch.entries[row]
+    end = np.int64(batch.offsets[row + 1])
+    type_ = np.int64(0)
+    at = np.int64(-1)
+    found = np.int64(0)
+    hint = messages[0, FIRST_FIELD]
+    _write_defaults(messages[0], program.defaults, pool, slot_arrays)
+    while status == _RUNNING:
+        if position == end:
+            if top == 0:
+                status = OK
                 continue
-            tag, position = _varint(data, position, end)
-            number = np.int64(tag >> np.uint64(3))
-            wire = np.int64(tag & np.uint64(7))
-            if position < 0 or number == 0 or number > 0x1FFFFFFF:
-                status = BAD_TAG
-                at = np.int64(-1)
+            top -= 1
+            if items[np.uint64(top)] >= 0:
+                cursors[items[np.uint64(top)]] += 1
+            end = ends[np.uint64(top)]
+            type_ = types[np.uint64(top)]
+            hint = messages[type_, FIRST_FIELD]
+            continue
+        tag, position = _varint(data, position, end)
+        number = np.int64(tag >> np.uint64(3))
+        wire = np.int64(tag & np.uint64(7))
+        if position < 0 or number == 0 or number > 0x1FFFFFFF:
+            status = BAD_TAG
+            at = np.int64(-1)
+        else:
+            low = messages[type_, FIRST_FIELD]
+            stop = low + messages[type_, FIELDS]
+            at = np.int64(-1)
+            if hint < stop and fields[np.uint64(hint), NUMBER] == number:
+                at = np.int64(hint)  # fields are mostly in order
             else:
-                low = messages[type_, FIRST_FIELD]
-                stop = low + messages[type_, FIELDS]
-                at = np.int64(-1)
-                if hint < stop and fields[np.uint64(hint), NUMBER] == number:
-                    at = np.int64(hint)  # fields are mostly in order
-                else:
-                    high = stop
-                    while low < high:
-                        middle = (low + high) >> 1
-                        if fields[np.uint64(middle), NUMBER] < number:
-                            low = middle + 1
-                        else:
-                            high = middle
-                    if low < stop and fields[np.uint64(low), NUMBER] == number:
-                        at = np.int64(low)
-                op = np.int64(-1)
-                repeated = np.int64(-1)
-                if at >= 0:
-                    op = fields[np.uint64(at), OP]
-                    repeated = fields[np.uint64(at), REPEATED]
-                packed = bool(repeated >= 0 and wire == _LEN and op < BYTES)
-                if at < 0 or not (packed or wire == _wire_type(op)):
-                    position, skipped = _skip(data, position, end, wire, number)
-                    if skipped != OK:
-                        status = skipped
-                        found = wire
-                else:
-                    line = np.uint64(at)
-                    hint = at if repeated >= 0 else at + 1
-                    for i in range(fields[line, CLEAR], fields[line, CLEAR] + fields[line, CLEARS]):
-                        column = clears[np.uint64(i)]
-                        slot = np.uint64(bases[column] + cursors[columns[column, LEVEL]])
-                        if columns[column, CHILD] >= 0:
-                            if valid[slot]:
-                                status = BAD_ONEOF
-                        else:
-                            slots[slot] = 0
-                        valid[slot] = 0
-                    base = bases[fields[line, TO]]
-                    level = fields[line, AT]
-                    if status != _RUNNING:
-                        pass
-                    elif op >= BYTES or packed:
-                        length, position = _varint(data, position, end)
-                        found = np.int64(length)
-                        if position < 0:
-                            status = BAD_VARINT
-                        elif length > np.uint64(end - position):
-                            status = BAD_LENGTH
-                        elif packed:
-                            last = position + found
-                            while position < last and status == _RUNNING:
-                                if cursors[level] >= capacities[level]:
-                                    for each in range(len(cursors)):
-                                        cursors[each] = saved[each]
-                                    return row, level
-                                found, position = _scalar(data, position, last, op)
-                                if position < 0:
-                                    status = BAD_VARINT
-                                    break
-                                value = found
-                                if op == ENUMERATION:
-                                    value = _name(
-                                        found, enums, fields[line, ENUM], fields[line, ENUMS]
-                                    )
-                                    if value < 0:
-                                        status = BAD_ENUM
-                                    value += np.int64(pool) << 32
-                                slot = np.uint64(base + cursors[level])
-                                slots[slot] = value
-                                valid[slot] = 1
-                                cursors[level] += 1
-                        else:
-                            if repeated >= 0 and cursors[level] >= capacities[level]:
-                                for each in range(len(cursors)):
-                                    cursors[each] = saved[each]
-                                return row, level
+                high = stop
+                while low < high:
+                    middle = (low + high) >> 1
+                    if fields[np.uint64(middle), NUMBER] < number:
+                        low = middle + 1
+                    else:
+                        high = middle
+                if low < stop and fields[np.uint64(low), NUMBER] == number:
+                    at = np.int64(low)
+            op = np.int64(-1)
+            repeated = np.int64(-1)
+            if at >= 0:
+                op = fields[np.uint64(at), OP]
+                repeated = fields[np.uint64(at), REPEATED]
+            packed = bool(repeated >= 0 and wire == _LEN and op < BYTES)
+            if at < 0 or not (packed or wire == _wire_type(op)):
+                position, skipped = _skip(data, position, end, wire, number, scratch.groups)
+                if skipped != OK:
+                    status = skipped
+                    found = wire
+            else:
+                line = np.uint64(at)
+                hint = at if repeated >= 0 else at + 1
+                for i in range(fields[line, CLEAR], fields[line, CLEAR] + fields[line, CLEARS]):
+                    column = clears[np.uint64(i)]
+                    slot = np.uint64(bases[column] + cursors[columns[column, LEVEL]])
+                    if columns[column, CHILD] >= 0:
+                        if valid[slot]:
+                            status = BAD_ONEOF
+                    else:
+                        slots[slot] = 0
+                    valid[slot] = 0
+                base = bases[fields[line, TO]]
+                level = fields[line, AT]
+                if status != _RUNNING:
+                    pass
+                elif op >= BYTES or packed:
+                    length, position = _varint(data, position, end)
+                    found = np.int64(length)
+                    if position < 0:
+                        status = BAD_VARINT
+                    elif length > np.uint64(end - position):
+                        status = BAD_LENGTH
+                    elif packed:
+                        last = position + found
+                        while position < last and status == _RUNNING:
+                            if cursors[level] >= capacities[level]:
+                                return level
+                            found, position = _scalar(data, position, last, op)
+                            if position < 0:
+                                status = BAD_VARINT
+                                break
+                            value = found
+                            if op == ENUMERATION:
+                                value = _name(found, enums, fields[line, ENUM], fields[line, ENUMS])
+                                if value < 0:
+                                    status = BAD_ENUM
+                                value += np.int64(pool) << 32
                             slot = np.uint64(base + cursors[level])
-                            if op == BYTES:
-                                slots[slot] = (position << 32) | found
-                                valid[slot] = 1
-                                position += found
-                                if repeated >= 0:
-                                    cursors[level] += 1
-                            else:
-                                ends[np.uint64(top)] = end
-                                types[np.uint64(top)] = type_
-                                items[np.uint64(top)] = repeated
-                                top += 1
-                                end = position + found
-                                type_ = np.int64(fields[line, MESSAGE])
-                                hint = messages[type_, FIRST_FIELD]
-                                # A message that occurs twice is merged.
-                                if repeated >= 0 or not valid[slot]:
-                                    valid[slot] = 1
-                                    _write_defaults(
-                                        messages[type_], defaults, pool, columns, bases, slots, valid,
-                                        cursors,
-                                    )  # fmt: skip
+                            slots[slot] = value
+                            valid[slot] = 1
+                            cursors[level] += 1
                     else:
                         if repeated >= 0 and cursors[level] >= capacities[level]:
-                            for each in range(len(cursors)):
-                                cursors[each] = saved[each]
-                            return row, level
-                        found, position = _scalar(data, position, end, op)
-                        if position < 0:
-                            status = BAD_VARINT
-                        value = found
-                        if op == ENUMERATION and status == _RUNNING:
-                            value = _name(found, enums, fields[line, ENUM], fields[line, ENUMS])
-                            if value < 0:
-                                status = BAD_ENUM
-                            value += np.int64(pool) << 32
+                            return level
                         slot = np.uint64(base + cursors[level])
-                        slots[slot] = value
-                        valid[slot] = 1
-                        if repeated >= 0:
-                            cursors[level] += 1
-            if status > OK:
-                statuses[row] = status
-                details[row, 0] = at
-                details[row, 1] = found
-                failed = True
-        if failed:
-            for level in range(1, len(cursors)):
-                cursors[level] = saved[level]
-            null_row(row, columns, bases, slots, valid, cursors)
-    cursors[0] = len(entries)
-    return len(entries), -1
+                        if op == BYTES:
+                            slots[slot] = (position << 32) | found
+                            valid[slot] = 1
+                            position += found
+                            if repeated >= 0:
+                                cursors[level] += 1
+                        else:
+                            ends[np.uint64(top)] = end
+                            types[np.uint64(top)] = type_
+                            items[np.uint64(top)] = repeated
+                            top += 1
+                            end = position + found
+                            type_ = np.int64(fields[line, MESSAGE])
+                            hint = messages[type_, FIRST_FIELD]
+                            # A message that occurs twice is merged.
+                            if repeated >= 0 or not valid[slot]:
+                                valid[slot] = 1
+                                _write_defaults(
+                                    program.messages[type_], program.defaults, pool, slot_arrays
+                                )
+                else:
+                    if repeated >= 0 and cursors[level] >= capacities[level]:
+                        return level
+                    found, position = _scalar(data, position, end, op)
+                    if position < 0:
+                        status = BAD_VARINT
+                    value = found
+                    if op == ENUMERATION and status == _RUNNING:
+                        value = _name(found, enums, fields[line, ENUM], fields[line, ENUMS])
+                        if value < 0:
+                            status = BAD_ENUM
+                        value += np.int64(pool) << 32
+                    slot = np.uint64(base + cursors[level])
+                    slots[slot] = value
+                    valid[slot] = 1
+                    if repeated >= 0:
+                        cursors[level] += 1
+    if status > OK:
+        batch.statuses[row] = status
+        batch.details[row, 0] = at
+        batch.details[row, 1] = found
+    return np.int64(-1)
+
+
+run = frame(_read)

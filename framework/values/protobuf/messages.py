@@ -8,7 +8,7 @@ field is a list, never null; a map keeps the entries as they were written.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -48,17 +48,6 @@ WRAPPERS: Final = {
 TIMESTAMP: Final = "google.protobuf.Timestamp"
 
 
-class Tables(NamedTuple):
-    """What the kernel reads; see there."""
-
-    messages: NDArray[np.int64]
-    fields: NDArray[np.int64]
-    defaults: NDArray[np.int64]
-    enums: NDArray[np.int64]
-    clears: NDArray[np.int64]
-    pool: NDArray[np.uint8]
-
-
 class Messages:
     """The columns of a message type and of those inside it.
 
@@ -92,20 +81,25 @@ class Messages:
             ]
         )
 
-    def tables(self) -> Tables:
-        """Return the tables for the kernel."""
+    def tables(self) -> tuple[kernel.Program, NDArray[np.uint8]]:
+        """Return the tables for the kernel, and the pool."""
 
         def table(rows: object, width: int) -> NDArray[np.int64]:
             return np.array(rows, np.int64).reshape(-1, width)
 
-        return Tables(
+        program = kernel.Program(
             table(self._messages, kernel.MESSAGE_WIDTH),
             table(self._fields, kernel.FIELD_WIDTH),
             table(self._defaults, kernel.DEFAULT_WIDTH),
             table(self._enums, 2),
             np.array(self._clears, np.int64),
-            np.frombuffer(bytes(self._pool), np.uint8),
         )
+        return program, np.frombuffer(bytes(self._pool), np.uint8)
+
+    def reason(self, status: int, place: int, found: int) -> str:
+        """Return why a row failed."""
+        subject = "the value" if place < 0 else f"field {self.paths[place]}"
+        return f"{subject}: {kernel.REASONS[status].format(found)}"
 
     def _message(
         self, type_: Descriptor | None, level: int, path: str, outer: tuple[str, ...]

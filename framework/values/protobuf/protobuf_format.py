@@ -10,14 +10,13 @@ import pyarrow as pa
 from google.protobuf.message_factory import GetMessageClass
 
 from ...errors import StrategyError
-from ..decoding.slot_decoding import Target, decode_slots
+from ..decoding.slot_decoding import Code, Target, decode_slots
 from ..encoding import encode_each, fit_rows, plain_rows
 from ..registry.framing import (
     NO_SCHEMA_ID,
     NULL,
     OTHER_MESSAGE,
     UNFRAMED,
-    RawValues,
     message_prefix,
     prefix,
     prefix_sizes,
@@ -29,7 +28,7 @@ from ..value_format import Decoded, ValueFormat
 from . import kernel
 from .arguments import arguments
 from .message_source import WELL_KNOWN, GivenType, RegisteredType
-from .messages import Messages, Tables
+from .messages import Messages
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,10 +36,6 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FileDescriptor
     from google.protobuf.message import Message
     from numpy.typing import NDArray
-
-    from ..decoding.slots import Slots
-
-__all__ = ["Protobuf"]
 
 
 class Protobuf(ValueFormat):
@@ -117,8 +112,8 @@ class Protobuf(ValueFormat):
                 entries[raw.nulls] = NULL
         messages = type_.messages
         target = Target(messages.layout, messages.columns, messages.schema)
-        running = _Running(type_.tables, type_.columns, messages.paths)
-        return decode_slots(running, target, raw, type_.tables.pool, entries, failures)
+        code = Code(kernel.kernel(), type_.program, kernel.scratch(), type_.pool, messages.reason)
+        return decode_slots(code, target, raw, entries, failures)
 
     def warm_up(self) -> None:
         """Load the compiled code; see `ValueFormat.warm_up`."""
@@ -159,45 +154,15 @@ _UNREADABLE: Final = {
 class _Type(NamedTuple):
     descriptor: Descriptor
     messages: Messages
-    tables: Tables
-    columns: NDArray[np.int64]
+    program: kernel.Program
+    pool: NDArray[np.uint8]
     path: list[int]
 
 
 def _load(source: GivenType | RegisteredType) -> _Type:
     descriptor = source.load()
     messages = Messages(descriptor)
-    tables, columns = messages.tables(), messages.layout.table
-    return _Type(descriptor, messages, tables, columns, _path(descriptor))
-
-
-class _Running(NamedTuple):
-    """The kernel with its tables; entries are the sizes of prefixes."""
-
-    tables: Tables
-    columns: NDArray[np.int64]
-    paths: list[str]
-
-    def run(
-        self,
-        data: NDArray[np.uint8],
-        values: RawValues,
-        entries: NDArray[np.int64],
-        slots: Slots,
-        statuses: NDArray[np.uint8],
-        details: NDArray[np.int64],
-        row: int,
-    ) -> tuple[int, int]:
-        tables = self.tables
-        return kernel.run(
-            data, values.offsets, entries, tables.messages, tables.fields, tables.defaults, tables.enums,
-            tables.clears, len(values.data), self.columns, slots.bases, slots.capacities, slots.values,
-            slots.valid, slots.cursors, statuses, details, row,
-        )  # fmt: skip
-
-    def reason(self, status: int, place: int, found: int) -> str:
-        subject = "the value" if place < 0 else f"field {self.paths[place]}"
-        return f"{subject}: {kernel.REASONS[status].format(found)}"
+    return _Type(descriptor, messages, *messages.tables(), _path(descriptor))
 
 
 def _path(descriptor: Descriptor) -> list[int]:

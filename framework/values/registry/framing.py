@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ...formats.kernels import compiled
+from ...formats.machine_code import BYTES, INT32S, INT64S, load
 from ..decoding.slots import gather
 
 if TYPE_CHECKING:
@@ -16,13 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "NO_SCHEMA_ID", "NULL", "OTHER_MESSAGE", "PREFIX", "UNFRAMED", "RawValues", "message_prefix", "prefix",
-    "prefix_sizes", "raw_values", "read_only", "schema_ids", "unframe",
-]  # fmt: skip
+    from ...formats.machine_code import Ints, Kernel
 
 _pa: Any = pa
-Number = TypeVar("Number", bound=np.generic)
 
 PREFIX: Final = 5
 """Bytes before a value."""
@@ -58,16 +55,10 @@ def raw_values(values: pa.BinaryArray) -> RawValues:
     # A slice of a column has the bytes of all: only its own may be copied.
     used = np.frombuffer(data or b"", np.uint8)[offsets[0] : offsets[-1]]
     return RawValues(
-        read_only(used),
-        read_only(offsets - offsets[0] if offsets[0] else offsets),
+        used,
+        offsets - offsets[0] if offsets[0] else offsets,
         column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None,
     )
-
-
-def read_only(array: NDArray[Number]) -> NDArray[Number]:
-    """Make an array read-only: kernels are compiled for that, and again for arrays that are not."""
-    array.flags.writeable = False
-    return array
 
 
 def prefix(schema_id: int) -> bytes:
@@ -77,17 +68,23 @@ def prefix(schema_id: int) -> bytes:
 
 def schema_ids(values: RawValues) -> NDArray[np.int64]:
     """Return the id of the schema of each value, `NULL` or `UNFRAMED`."""
-    ids = _schema_ids(values.data, values.offsets)
+    ids = np.empty(len(values.offsets) - 1, np.int64)
+    _kernels()["_schema_ids"](values.data, values.offsets, ids)
     if values.nulls is not None:
         ids[values.nulls] = NULL
     return ids
 
 
-@compiled
-def _schema_ids(data: NDArray[np.uint8], offsets: NDArray[np.int32]) -> NDArray[np.int64]:
-    rows = len(offsets) - 1
-    ids = np.empty(rows, np.int64)
-    for row in range(rows):
+@cache
+def _kernels() -> dict[str, Kernel]:
+    return load(
+        __name__,
+        {"_schema_ids": (BYTES, INT32S, INT64S), "_prefix_sizes": (BYTES, INT32S, BYTES, INT64S)},
+    )
+
+
+def _schema_ids(data: Ints, offsets: Ints, ids: Ints) -> None:
+    for row in range(len(ids)):
         at = np.uint64(offsets[row])
         if offsets[row + 1] - offsets[row] < PREFIX or data[at] != 0:
             ids[row] = UNFRAMED
@@ -96,7 +93,6 @@ def _schema_ids(data: NDArray[np.uint8], offsets: NDArray[np.int32]) -> NDArray[
         for i in range(1, PREFIX):
             number = (number << 8) | np.int64(data[at + np.uint64(i)])
         ids[row] = number
-    return ids
 
 
 def unframe(values: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, str]]:
@@ -140,19 +136,13 @@ def prefix_sizes(values: RawValues, path: Sequence[int]) -> NDArray[np.int64]:
         expected.append(np.frombuffer(b"\2\0", np.uint8))
     sizes = np.full(len(values.offsets) - 1, OTHER_MESSAGE, np.int64)
     for bytes_ in expected:
-        _prefix_sizes(values.data, values.offsets, bytes_, sizes)
+        _kernels()["_prefix_sizes"](values.data, values.offsets, bytes_, sizes)
     if values.nulls is not None:
         sizes[values.nulls] = NULL
     return sizes
 
 
-@compiled
-def _prefix_sizes(
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int32],
-    expected: NDArray[np.uint8],
-    sizes: NDArray[np.int64],
-) -> None:
+def _prefix_sizes(data: Ints, offsets: Ints, expected: Ints, sizes: Ints) -> None:
     for row in range(len(sizes)):
         at = np.uint64(offsets[row])
         size = offsets[row + 1] - offsets[row]

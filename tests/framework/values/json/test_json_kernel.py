@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from kmr.values.decoding.slot_decoding import Code, batch_of, run
 from kmr.values.decoding.slots import Slots
 from kmr.values.json import json_kernel as kernel
 from kmr.values.json.json_columns import plan_of
-from kmr.values.registry.framing import read_only
 
 
 class Row(msgspec.Struct):
@@ -23,21 +23,20 @@ def parse(*texts: bytes) -> tuple[list[list[int]], list[int]]:
     """Walk texts that follow each other without a gap; return what each cell is, and the rows left."""
     plan = plan_of(Row)
     assert plan is not None
-    data = read_only(np.frombuffer(b"".join(texts), np.uint8))
-    sizes = np.array([len(text) for text in texts], np.int64)
-    ends = np.cumsum(sizes, dtype=np.int64)
+    data = np.frombuffer(b"".join(texts), np.uint8)
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    batch = batch_of(data, len(data), offsets, np.zeros(len(texts), np.int64))
     slots = Slots(plan.layout, len(texts))
-    left = np.zeros(len(texts), np.uint8)
-    others = np.zeros(2, np.uint8)
-    kernel.run(
-        data, ends - sizes, ends, plan.nodes, plan.table, plan.nulls, plan.names, plan.levels, slots.bases,
-        slots.capacities, slots.values, slots.valid, slots.cursors, others, left, 0,
-    )  # fmt: skip
+    scratch = kernel.scratch(plan.program, 2)
+    run(Code(kernel.kernel(), plan.program, scratch, data[:0], lambda *_: ""), batch, slots)
     kinds = slots.valid.reshape(2, -1).T.tolist()
     assert {kind for row in kinds for kind in row} - {kernel.VALUE} <= {
-        kind for kind in range(5) for seen in others.tolist() if seen & 1 << kind
+        kind
+        for kind in range(5)
+        for seen in [*scratch.others.tolist(), batch.statuses.any()]
+        if seen & 1 << kind
     }
-    return kinds, left.tolist()
+    return kinds, batch.statuses.tolist()
 
 
 WHOLE = b'{"a":1,"b":"x","c":{"d":[1,2,{}]}}'

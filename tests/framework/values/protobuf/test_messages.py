@@ -51,6 +51,6 @@ def test_a_message_that_contains_itself_has_no_columns() -> None:
 
 
 def test_tables_are_sorted_by_field_number() -> None:
-    tables = Messages(timestamp_pb2.Timestamp.DESCRIPTOR).tables()
+    tables, _ = Messages(timestamp_pb2.Timestamp.DESCRIPTOR).tables()
     assert tables.fields[:, 0].tolist() == [1, 2]
     assert tables.messages.tolist() == [[0, 2, 0, 2]]

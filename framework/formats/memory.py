@@ -1,0 +1,142 @@
+"""What compiled code needs and Python has no words for: memory by its address, the bits of numbers.
+
+Only compiled code can call these functions. They check nothing: the caller knows that the bytes exist.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from llvmlite import ir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WORD: Final = ir.IntType(64)
+_WIDE: Final = ir.IntType(128)
+
+
+def load8(at: Any) -> Any:
+    """Read the byte at an address."""
+
+
+def load64(at: Any) -> Any:
+    """Read the 8 bytes at an address, aligned or not."""
+
+
+def store64(at: Any, word: Any) -> None:
+    """Write 8 bytes at an address, aligned or not."""
+
+
+def zero_bytes(word: Any) -> Any:
+    """Return the number of bytes below the lowest bit of a word that is not 0."""
+
+
+def leading_zeros(word: Any) -> Any:
+    """Return the number of zeros above the highest bit of a word that is not 0."""
+
+
+def high_product(one: Any, other: Any) -> Any:
+    """Return the upper 64 bits of the product of two words."""
+
+
+def bits_of(number: Any) -> Any:
+    """Return the bits of a float."""
+
+
+def _pointer(builder: Any, address: Any, bits: int) -> Any:
+    return builder.inttoptr(address, ir.IntType(bits).as_pointer())
+
+
+def _write_load8(builder: Any, at: Any) -> Any:
+    return builder.zext(builder.load(_pointer(builder, at, 8)), _WORD)
+
+
+def _write_load64(builder: Any, at: Any) -> Any:
+    return builder.load(_pointer(builder, at, 64), align=1)
+
+
+def _write_store64(builder: Any, at: Any, word: Any) -> Any:
+    builder.store(word, _pointer(builder, at, 64), align=1)
+
+
+def _write_zero_bytes(builder: Any, word: Any) -> Any:
+    zeros = builder.cttz(word, ir.Constant(ir.IntType(1), 1))
+    return builder.lshr(zeros, ir.Constant(_WORD, 3))
+
+
+def _write_leading_zeros(builder: Any, word: Any) -> Any:
+    return builder.ctlz(word, ir.Constant(ir.IntType(1), 1))
+
+
+def _write_high_product(builder: Any, one: Any, other: Any) -> Any:
+    product = builder.mul(builder.zext(one, _WIDE), builder.zext(other, _WIDE))
+    return builder.trunc(builder.lshr(product, ir.Constant(_WIDE, 64)), _WORD)
+
+
+def _write_bits_of(builder: Any, number: Any) -> Any:
+    return builder.bitcast(number, _WORD)
+
+
+_INTRINSICS: Final[dict[Callable[..., Any], tuple[Callable[..., Any], str, tuple[str, ...]]]] = {
+    load8: (_write_load8, "int64", ("int64",)),
+    load64: (_write_load64, "uint64", ("int64",)),
+    store64: (_write_store64, "void", ("int64", "uint64")),
+    zero_bytes: (_write_zero_bytes, "int64", ("uint64",)),
+    leading_zeros: (_write_leading_zeros, "int64", ("uint64",)),
+    high_product: (_write_high_product, "uint64", ("uint64", "uint64")),
+    bits_of: (_write_bits_of, "int64", ("float64",)),
+}
+"""The functions, what writes their instructions, and their types."""
+
+
+def define_intrinsics() -> None:
+    """Let numba know the functions of this module; again: nothing."""
+    types: Any = import_module("numba.core.types")
+    extending: Any = import_module("numba.extending")
+    while _INTRINSICS:
+        function, (write, result, parameters) = _INTRINSICS.popitem()
+        signature = getattr(types, result)(*(getattr(types, each) for each in parameters))
+        overload = extending.overload(function, jit_options={"nogil": True, "_nrt": False})
+        overload(
+            _one(extending, signature, write)
+            if len(parameters) == 1
+            else _two(extending, signature, write)
+        )
+
+
+def _generator(write: Callable[..., Any]) -> Callable[..., Any]:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        written = write(builder, *arguments)
+        return context.get_dummy_value() if written is None else written
+
+    return generate
+
+
+def _one(extending: Any, signature: Any, write: Callable[..., Any]) -> Callable[[Any], Any]:
+    @extending.intrinsic  # type: ignore[untyped-decorator]
+    def code(typing: Any, first: Any) -> Any:
+        return signature, _generator(write)
+
+    def choose(first: Any) -> Any:
+        def call(first: Any) -> Any:
+            return code(first)
+
+        return call
+
+    return choose
+
+
+def _two(extending: Any, signature: Any, write: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    @extending.intrinsic  # type: ignore[untyped-decorator]
+    def code(typing: Any, first: Any, second: Any) -> Any:
+        return signature, _generator(write)
+
+    def choose(first: Any, second: Any) -> Any:
+        def call(first: Any, second: Any) -> Any:
+            return code(first, second)
+
+        return call
+
+    return choose
