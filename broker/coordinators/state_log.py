@@ -15,7 +15,14 @@ import structlog
 from ..log.disk_work import do_in_thread, do_now
 from ..log.partition import PartitionLog
 from ..log.producers import ProducerIdentity, build_marker, read_marker
-from ..log.records import NO_PRODUCER_ID, build_batch, parse_header, read_records
+from ..log.records import (
+    NO_PRODUCER_ID,
+    BatchError,
+    build_batch,
+    parse_header,
+    read_records,
+)
+from ..log.results import LogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -170,7 +177,7 @@ class StateLog:
             append_live: see `maintain`.
             end_transaction: called with each marker.
 
-        Raises `LogCorrupt`, `LogFailed`: the log is closed.
+        Raises LogError, OSError, and what the callbacks raise: the log is closed.
         """
         try:
             self._replay(apply, end_transaction)
@@ -246,11 +253,14 @@ class StateLog:
         unreadable = 0
         for header, data in self.log.batches():
             producer = ProducerIdentity(header.producer_id, header.producer_epoch)
-            if header.is_control:
-                if end_transaction is not None:
-                    end_transaction(producer, read_marker(data, header))
-                continue
-            for record in read_records(data, header):
+            try:
+                marker = read_marker(data, header) if header.is_control else None
+                records = [] if marker else read_records(data, header)
+            except BatchError as error:
+                raise LogError(f"{self.log.directory}: {error}") from error
+            if marker is not None and end_transaction is not None:
+                end_transaction(producer, marker)
+            for record in records:
                 try:
                     apply(record, producer if header.is_transactional else None)
                 except MalformedRecord:

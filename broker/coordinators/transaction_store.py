@@ -205,7 +205,7 @@ class TransactionStore:
     def __init__(self, log: StateLog) -> None:
         """Load the log, rewrite it if it is too large, and own it from now on.
 
-        Raises `LogCorrupt`, `LogFailed`: the log is closed.
+        Raises LogError, OSError: the log is closed.
         """
         self.log = log
         """Read-only for others."""

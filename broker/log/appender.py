@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .records import BatchHeader
     from .segments import Segments
 
-__all__ = ["Appender"]
-
 
 class Appender:
     """Append batches to the active segment; begin a new one when it is full or too old.

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 COMPACTION_FILE: Final = "compaction"
 MAX_KEYS: Final = 1_000_000
-"""Keys that a pass remembers, about 150 bytes each; the next pass handles the records beyond."""
+"""Keys after which a pass reads no further batch, about 200 bytes each; the next pass goes on there."""
 _DIGEST_BYTES: Final = 16
 _MAGIC: Final = 2
 _NO_LIMIT: Final = 2**31 - 1

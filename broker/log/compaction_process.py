@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from .compaction import Group, Plan
 
-__all__ = ["CompactionProcess", "serve"]
 
 _BEAT_SECONDS: Final = 0.1
 _POLL_SECONDS: Final = 0.05

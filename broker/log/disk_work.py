@@ -11,8 +11,6 @@ from typing import TypeAlias, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-__all__ = ["DiskWork", "do_in_thread", "do_now"]
-
 T = TypeVar("T")
 
 DiskWork: TypeAlias = Generator[Callable[[], object], None, T]

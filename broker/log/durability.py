@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .recovery import Recovered
     from .segment import Segment
 
-__all__ = ["CHECKPOINT_FILE", "Checkpoint", "Durability", "Syncs"]
 
 CHECKPOINT_FILE: Final = "checkpoint"
 

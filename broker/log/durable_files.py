@@ -20,20 +20,6 @@ from .results import LogCorrupt
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "DELETED",
-    "TEMPORARY",
-    "UNSYNCED_FILE",
-    "Checked",
-    "make_directory",
-    "mark_unsynced",
-    "read_checked",
-    "read_sealed",
-    "replace_file",
-    "sync_directory",
-    "write_checked",
-    "write_sealed",
-]
 
 TEMPORARY: Final = ".tmp"
 """Suffix of a file that is being written; after a crash it can be deleted."""

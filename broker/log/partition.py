@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from .results import Appended, Span
     from .segment import Segment
 
-__all__ = ["Cleanings", "DeletedSegment", "PartitionLog"]
 
 _READ_BYTES: Final = 1024 * 1024
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from .partition import PartitionLog
 
-__all__ = ["Recovered", "RecoveryReport", "recover", "report_recovery"]
 
 logger = structlog.get_logger(__name__)
 

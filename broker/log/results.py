@@ -8,16 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "Appended",
-    "LogCorrupt",
-    "LogError",
-    "LogFailed",
-    "OffsetOutOfRange",
-    "ReadResult",
-    "Span",
-]
-
 
 class LogError(Exception):
     """An operation on a partition's log failed."""

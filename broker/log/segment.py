@@ -40,15 +40,6 @@ if TYPE_CHECKING:
     from .disk_work import DiskWork
     from .records import BatchHeader
 
-__all__ = [
-    "INDEX_SUFFIXES",
-    "LOG_SUFFIX",
-    "UNKNOWN_TIMESTAMP",
-    "IndexEnd",
-    "Segment",
-    "SegmentIndex",
-    "segment_path",
-]
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIXES: Final = (".index", ".timeindex")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .disk_work import DiskWork
     from .recovery import Recovered
 
-__all__ = ["Segments"]
 
 _MAX_OPEN_OLD: Final = 4
 

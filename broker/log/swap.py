@@ -19,16 +19,6 @@ from .segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment, segment_path
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "SWAP",
-    "commit_swap",
-    "discard_swap",
-    "finish_swap",
-    "finish_swaps",
-    "swap_bounds",
-    "swap_path",
-    "swap_source",
-]
 
 SWAP: Final = ".swap"
 _NAME: Final = re.compile(rf"([0-9]{{20}})-([0-9]{{20}}){re.escape(LOG_SUFFIX + SWAP)}")

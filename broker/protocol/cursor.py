@@ -11,8 +11,6 @@ from struct import Struct
 from typing import Final
 from uuid import UUID
 
-__all__ = ["MAX_ELEMENTS", "Cursor", "MalformedRequest", "TooManyElements", "write_uvarint"]
-
 MAX_ELEMENTS: Final = 20_000
 """Usual limit of the elements of all arrays, and of the tagged fields, of one request together. Clients name
 each partition once, with its topic: brokers of more partitions have a larger limit."""

@@ -14,15 +14,6 @@ from .cursor import MAX_ELEMENTS, Cursor, MalformedRequest
 if TYPE_CHECKING:
     from .produce_frames import TopicKey
 
-__all__ = [
-    "FINAL_EPOCH",
-    "FULL_FETCHES",
-    "INITIAL_EPOCH",
-    "NO_SESSION",
-    "FetchFrame",
-    "FetchPartition",
-    "FetchReader",
-]
 
 NO_SESSION = 0
 """The id of no session."""

@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 
     from .produce_frames import TopicKey
 
-__all__ = [
-    "ABORTED_TRANSACTION_BYTES",
-    "FETCH_HEADROOM",
-    "FetchResponseWriter",
-    "fetch_response_overhead",
-]
 
 ABORTED_TRANSACTION_BYTES = 17
 """The largest size of one entry in the list of aborted transactions."""

@@ -7,17 +7,6 @@ from typing import NamedTuple
 
 from .cursor import Cursor, MalformedRequest
 
-__all__ = [
-    "CLIENT_ID_AT",
-    "CORRELATION_ID_AT",
-    "MIN_REQUEST_BYTES",
-    "RequestHeader",
-    "read_correlation_id",
-    "read_request_header",
-    "response_frame_header",
-    "skip_header_tags",
-]
-
 _FIXED = Struct(">hhih")
 MIN_REQUEST_BYTES = _FIXED.size
 """API key, version, correlation id and the length of the client id: the shortest header."""

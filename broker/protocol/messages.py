@@ -22,19 +22,6 @@ from .structure import check_structure
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "api_keys",
-    "default_message",
-    "entity_in",
-    "error_codes",
-    "has_error_codes",
-    "has_field",
-    "read_message",
-    "recast",
-    "request_type",
-    "response_type",
-    "write_message",
-]
 
 _EMPTY: dict[type, object] = {
     bool: False,  # before int, of which this and the next one are subclasses

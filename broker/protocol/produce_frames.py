@@ -15,15 +15,6 @@ from .cursor import MAX_ELEMENTS, Cursor, write_uvarint
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "PartitionResult",
-    "ProduceFrame",
-    "ResponseTemplate",
-    "TopicKey",
-    "divide_produce_request",
-    "read_produce_request",
-    "write_produce_response",
-]
 
 _PARTITION_V0 = Struct(">ihq")
 _PARTITION_V2 = Struct(">ihqq")

@@ -13,8 +13,6 @@ from typing import Any, Final, NamedTuple, get_args
 
 from .cursor import MAX_ELEMENTS, Cursor, MalformedRequest, write_uvarint
 
-__all__ = ["check_structure"]
-
 _SIZES: Final = {
     "bool": 1,
     "int8": 1,

@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from ..authorization.sasl import SaslExchange
     from ..listeners import Listener
 
-__all__ = ["Answer", "Client", "Dispatcher"]
 
 logger = structlog.get_logger(__name__)
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from ..apis.api import AnyResponse, RawResponse, RequestContext
 
-__all__ = ["Fault", "Faults", "InjectedFault", "read_faults"]
 
 _FETCH: Final = 1
 _SESSION_ERRORS: Final = {

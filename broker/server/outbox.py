@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from .dispatch import Answer
 
-__all__ = ["Outbox"]
 
 _SLICE_BYTES = 256 * 1024  # one write of a large response: the transport copies the unsent rest
 _COPIED_BYTES = 32 * 1024  # up to this size a copy is cheaper than keeping the buffer

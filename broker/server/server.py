@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ..supervision import Supervisor
     from .dispatch import Dispatcher
 
-__all__ = ["SWEEP_INTERVAL", "Admission", "Endpoint", "Server", "bind"]
 
 logger = structlog.get_logger(__name__)
 

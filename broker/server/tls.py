@@ -10,7 +10,6 @@ from ..errors import BrokerError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["certificate_principal", "server_context"]
 
 _SHORT_NAMES: Final = {
     "commonName": "CN",

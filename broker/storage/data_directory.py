@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["DataDirectory", "ProducerIds", "lock_out_brokers", "read_meta"]
 
 _FORMAT = 1
 _META = "meta.json"

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ..topics.topic import Partition
 
-__all__ = ["SYNC_THREADS", "Flush", "GroupCommit"]
 
 logger = structlog.get_logger(__name__)
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..settings import BrokerSettings
     from .data_directory import DataDirectory
 
-__all__ = ["Storage"]
 
 logger = structlog.get_logger(__name__)
 

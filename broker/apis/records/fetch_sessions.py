@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ...protocol.produce_frames import TopicKey
     from ...topics.topic import Partition
 
-__all__ = ["FetchSession", "FetchSessions", "Resting", "Shown", "Topics", "are_resting"]
 
 MOST_SESSIONS: Final = 1000
 """As many as Kafka keeps by default (max.incremental.fetch.session.cache.slots)."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ..api import RawResponse
     from .fetch import Fetch
 
-__all__ = ["Lacking", "LongPoll"]
-
 
 class Lacking(NamedTuple):
     """What a fetch waits for: its partitions have to grow by some bytes, or it needs a buffer."""

@@ -14,7 +14,8 @@ from kmr.broker.coordinators.state_log import (
 )
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.producers import Marker, ProducerIdentity
-from kmr.broker.log.records import NewRecord
+from kmr.broker.log.records import BatchHeader, NewRecord, encode_batch, parse_header
+from kmr.broker.log.results import LogError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,3 +121,12 @@ def test_fields_that_are_missing_or_damaged_are_malformed() -> None:
             RecordReader(data).string()
     with pytest.raises(ValueError, match="at most 32767"):
         encode_string("x" * 32_768)
+
+
+def test_a_batch_that_cannot_be_read_is_named_with_its_log(tmp_path: Path) -> None:
+    owner = Owner(tmp_path)
+    batch = encode_batch(BatchHeader(record_count=1), b"no record")
+    owner.log.log.append(batch, [parse_header(batch)], now_ms=0)
+    owner.log.close()
+    with pytest.raises(LogError, match=f"{tmp_path}: the records of the batch at offset 0 cannot"):
+        Owner(tmp_path)
