@@ -10,6 +10,7 @@ import anyio
 
 from ..columns.tagged_rows import branches, is_tagged, schemas
 from ..errors import SinkError, StrategyError
+from ..record import of_records
 from ..reducers.collect import Collecting
 from ..reducers.reducer import Limits, Reducer, Retry
 from ..reducers.sink import NEW, Capabilities, Refusal, RowsRefused, Sink, capabilities_of
@@ -169,7 +170,7 @@ class Branches(Collecting, Sink):
 
         async def deliver(name: str, rows: Sequence[Rows]) -> None:
             try:
-                branch = await self._branch(name)
+                branch = await self._branch(name, rows[0].table.schema)
                 self._failed += await branch.deliver(rows, write)
                 self._delivered.setdefault(name, []).extend(self.rows)
                 self._sizes[name] = _size(rows)
@@ -209,14 +210,18 @@ class Branches(Collecting, Sink):
                     parts.setdefault(name, []).append(mine)
         return parts
 
-    async def _branch(self, name: str) -> Branch:
-        """Return the branch of a name, open. Raises _NoBranch if there is none, and none can be made."""
+    async def _branch(self, name: str, schema: pa.Schema) -> Branch:
+        """Return the branch of a name, open. Raises _NoBranch if there is none, and none can be made.
+
+        Args:
+            schema: the columns of its first rows, for a branch that is made.
+        """
         if name in self._branches:
             return self._branches[name]
         if self._others is None or self._context is None or self._making is None:
             raise _NoBranch(f"there is no branch {name}; add it to reduce=, or add OTHER")
         if self._opened is not None:
-            await self._opened._branch(name)  # noqa: SLF001  its connection is shared
+            await self._opened._branch(name, schema)  # noqa: SLF001  its connection is shared
         async with self._making:
             if name in self._branches:
                 return self._branches[name]
@@ -227,9 +232,10 @@ class Branches(Collecting, Sink):
             try:
                 branch = Branch(name, self._others.chain(name))
                 self._require_guarantee(branch)
-                await branch.open(self._context, None, self._master(name))
+                await branch.open(self._context, of_records(schema), self._master(name))
             except StrategyError as error:
-                raise _NoBranch(f"branch {name}: {error}") from error
+                text = str(error).removeprefix(f"branch {name}: ")
+                raise _NoBranch(f"branch {name}: {text}") from error
             except SinkError as error:
                 raise Retry(f"branch {name}: {error}", may_double=False) from error
             self._branches[name] = branch

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -61,6 +61,26 @@ def branches(table: pa.Table) -> Iterator[tuple[str, pa.Table, NDArray[np.int64]
         first += len(chunk)
     for name, (parts, at) in found.items():
         yield name, pa.concat_tables(parts, promote_options="permissive"), np.concatenate(at)
+
+
+def join_tagged(tables: Sequence[pa.Table], join: Callable[[list[pa.Table]], pa.Table]) -> pa.Table:
+    """Join tables of tagged rows, in order.
+
+    Args:
+        join: joins the tables of one branch, in order.
+    """
+    rows: dict[str, list[pa.Table]] = {}
+    order: dict[str, list[NDArray[np.int64]]] = {}
+    first = 0
+    for table in tables:
+        for name, some, places in branches(table):
+            rows.setdefault(name, []).append(some)
+            order.setdefault(name, []).append(places + first)
+        first += table.num_rows
+    return tag(
+        {name: join(some) for name, some in rows.items()},
+        {name: np.concatenate(places) for name, places in order.items()},
+    )
 
 
 def schemas(schema: pa.Schema) -> dict[str, pa.Schema]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import pyarrow as pa
 
 from ..column_types import MixedTypes, join_tables
+from ..columns.tagged_rows import is_tagged, join_tagged
 from ..errors import StrategyError
 from ..service.threads import run_in_thread
 from .reducer import Reducer
@@ -29,7 +30,14 @@ def one_table(rows: Sequence[Rows]) -> pa.Table:
             the rows that do not fit to `reduce_err`, and `flush` is called again without them.
         StrategyError: a value does not fit the wider type.
     """
-    joined = join_tables([each.table for each in rows])
+    tables = [each.table for each in rows]
+    if tables and is_tagged(tables[0].schema):
+        return join_tagged(tables, _joined)
+    return _joined(tables)
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    joined = join_tables(tables)
     for reason in joined.misfits.values():
         raise MixedTypes(f"{reason}; declare the types with @map_record(schema=...)")
     return joined.table

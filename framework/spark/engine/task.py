@@ -23,9 +23,9 @@ from ...delivery.failures import failed_records
 from ...delivery.ranges import subtract_ranges
 from ...errors import KmrError
 from ...formats import batch_decoder
+from ...mapping.branching import join
 from ...mapping.functions import apply, apply_async
 from ...mapping.resources import OpenResources
-from ...mapping.results import join
 from ...record import Range, Rows
 from ...service.process import freeze_modules, keep_freed_memory
 from ...service.threads import background_loop

@@ -57,7 +57,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from kmr import Aggregate, Batcher, Collect, ErrorLimit, Reducer, Retry, Strategy
 from kmr import Avro, Json, Protobuf, Record, Retries, TopicMap, map_batch, map_record
 from kmr.reducers.collect import one_table
-from kmr.reducers.sink import Refusal, RowsRefused, Sink
+from kmr.reducers.sink import Capabilities, Refusal, RowsRefused, Sink
 from kmr.sinks import ClickHouseWriter, StreamWriter
 from kmr.sinks.parquet.writer import ParquetWriter
 from kmr.sinks.spark.writer import SparkWriter
@@ -112,6 +112,7 @@ class Picky(Reducer):
 
 class Witness(Picky, Sink):
     '''Says whether the rows may have been written before, and hands them on.'''
+    capabilities = Capabilities(forwards=True)
     def __init__(self, name):
         super().__init__()
         self.name = name
@@ -208,6 +209,28 @@ formats = Strategy(
     },
 )
 picky = Strategy(parse, [Picky(max_rows=4)], failed)
+
+def to_both(record):
+    row = parse(record)
+    return None if row is None else [(row, "files"), ({"n": record.offset}, "numbers")]
+
+def in_driver(frame):
+    return frame
+
+NUMBERS = pa.schema({"n": pa.int64()})
+branched = Strategy(
+    to_both,
+    {"files": files_writer(), "numbers": [Batcher(), ClickHouseWriter("TABLE", url="URL", create=NUMBERS)]},
+    failed,
+)
+branched_by_driver = Strategy(
+    to_both,
+    {
+        "files": files_writer(transform=in_driver),
+        "numbers": ClickHouseWriter("TABLE", url="URL", create=NUMBERS),
+    },
+    failed,
+)
 limited = Strategy(parse, [files_writer()], failed, ErrorLimit(2))
 no_table = Strategy(parse, [ClickHouseWriter("nowhere", url="URL")], failed)
 broken = Strategy(wrong, [files_writer()], failed)
@@ -332,6 +355,23 @@ def test_an_async_map_and_a_chain_of_reducers_deliver_every_row_once(
     assert engine.metrics.map_retries._value.get() == 11
     processes = (tmp_path / "opened").read_text().split()
     assert len(processes) == len(set(processes))  # resources are opened once in each
+
+
+@pytest.mark.parametrize("strategy", ["branched", "branched_by_driver"])
+@pytest.mark.parametrize("runner", [2], indirect=True)
+def test_each_branch_has_its_rows_once_when_a_micro_batch_is_repeated(
+    runner: Runner, kafka: Kafka, topic: str, strategy: str
+) -> None:
+    kafka.produce_to(topic, 0, [b"a", b"skip", b"b"])
+    kafka.produce_to(topic, 1, [b"c", b"poison"])
+    runner.run(strategy)
+    runner.forget_last()
+    runner.run(strategy)
+    assert sorted(row["value"] for row in runner.rows()) == ["a", "b", "c"]
+    target = Target.of(runner.url)
+    with connect(target) as client:
+        found = client.query(f"SELECT n FROM {runner.table} ORDER BY n").result_rows
+    assert found == [(0,), (0,), (2,)]
 
 
 @pytest.mark.parametrize("runner", [2], indirect=True)
