@@ -17,6 +17,7 @@ from .observe.status import StageStatus
 from .observe.tracing import OFF
 from .observe.waits import REBALANCE, ROOM, Waiting
 from .record import Range, ReplayEnd, Rows
+from .service import watchdog
 from .strategy import MAP_STAGE
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ class MapStage:
 
         def begin() -> None:
             self._mapping_since, self._waits.what = anyio.current_time(), None
+            watchdog.note(f"map {batch!r}")
             wait()
 
         def wait() -> None:

@@ -22,6 +22,7 @@ from .observe.waits import REBALANCE, Waiting
 from .record import ReplayEnd, Rows
 from .reducers.flushing import Buffer, FlushOutcome, FlushTrigger, attempt_flush, retry_flush
 from .reducers.sink import NEW
+from .service import watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,6 +254,7 @@ class ReduceStage:
         self, buffer: Buffer, number: int, write: Write = NEW, *, may_repeat: bool = True
     ) -> FlushOutcome:
         self._attempt_since, self._waits.what = anyio.current_time(), None
+        watchdog.note(f"flush of {self._shown_as}")
         try:
             outcome = await attempt_flush(buffer, self.name, number, write, may_repeat=may_repeat)
         finally:

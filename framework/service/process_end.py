@@ -12,6 +12,7 @@ import time
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from . import watchdog
 from .hangups import take_hangup
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class ProcessEnd:
 
     The first SIGTERM, SIGINT or SIGHUP begins the deadline and requests a shutdown. A second one ends the
     process at once, and so does the deadline, also if the shutdown was over and only a thread of user code or
-    an exit handler still runs. All that happens in a daemon thread: the event loop may stand still. Only code
-    that never gives up Python's interpreter lock can prevent it.
+    an exit handler still runs. All that happens in a daemon thread: the event loop may stand still. Where a
+    call never gives up Python's interpreter lock, a process beside this one does it (`kmr.service.watchdog`).
 
     Args:
         deadline: may also begin without a signal, after a failure.
@@ -76,7 +77,9 @@ class ProcessEnd:
         Args:
             hangup: False: the caller has taken over SIGHUP.
         """
-        self._deadline.on_begin = lambda: self._events.put(None)
+        self._deadline.on_begin = self._begun
+        if not self._once:  # a supervisor kills its workers itself
+            watchdog.watch(self._deadline.seconds)
         numbers = [signal.SIGTERM, signal.SIGINT]
         if self._once:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -87,6 +90,10 @@ class ProcessEnd:
         if signal.SIGHUP in numbers and take_hangup():
             self._events.put(signal.SIGHUP)
         threading.Thread(target=self._watch, name="process end", daemon=True).start()
+
+    def _begun(self) -> None:
+        self._events.put(None)
+        watchdog.begin()
 
     def _watch(self) -> None:
         first = math.inf

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kmr.testing import StartBroker
 
 STRATEGIES = """
-import sys, threading, time
+import re, sys, threading, time
 from kmr import Reducer, Strategy, map_record
 from kmr.sinks import KafkaWriter, StreamWriter
 
@@ -81,6 +81,12 @@ show = Strategy(locate, [StreamWriter(sys.stdout, max_age=0.05)])
 slow_show = Strategy(slow, [StreamWriter(sys.stdout, max_age=0.05)])
 hang = Strategy(locate, [Hanging(max_rows=1)])
 hung_map = Strategy(stuck, [StreamWriter(sys.stdout)])
+@map_record
+def locked(record):
+    print("hanging", flush=True)
+    re.match("(a+)+$", "a" * 60 + "b")
+
+hung_lock = Strategy(locked, [StreamWriter(sys.stdout)])
 hung_loop = Strategy(stuck_loop, [StreamWriter(sys.stdout)])
 hung_flush = Strategy(locate, [PlainHanging(max_rows=1)])
 hung_close = Strategy(locate, [HangingClose(max_rows=1)])
@@ -242,6 +248,32 @@ async def test_whatever_hangs_the_process_ends_with_three_at_its_deadline(
             assert "not drained" not in errors
         if strategy == "lingering":
             assert "of the user" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("deadline", "signals"), [("2", 1), ("60", 2)])
+async def test_a_map_that_holds_the_interpreter_lock_does_not_outlive_the_deadline_or_a_second_signal(
+    deadline: str, signals: int, broker: Broker, tmp_path: Path
+) -> None:
+    """No thread of the process runs any more: a process beside it names the map, and C code ends it."""
+    async with workers_of(tmp_path, broker) as workers:
+        await produce(broker, b"a")
+        process = await workers.start("hung_lock", "--shutdown-deadline", deadline)
+        await read_until(process, b"hanging")
+        await anyio.sleep(0.3)  # the lock is held as soon as the expression is compiled
+        began = anyio.current_time()
+        for _ in range(signals):
+            process.send_signal(signal.SIGTERM)
+            await anyio.sleep(1.0)
+        with anyio.fail_after(WELL_BEFORE_FOR_EVER):
+            assert await process.wait() == 3
+        assert anyio.current_time() - began < 8
+        errors = await errors_of(process)
+        assert (
+            "a call holds Python's interpreter lock (the last that began: map <Batch in-0[0..0]"
+            in errors
+        )
+        assert "in locked" in errors, "its stack is printed"
 
 
 @pytest.mark.slow
