@@ -23,7 +23,6 @@ from kmr.service.notify import ServiceState, notifying
 
 from ..broker import Broker
 from ..settings import BROKER, BrokerSettings
-from .registry import check_registry, registry_beside
 from .terminal import UsageError, runs, say
 
 if TYPE_CHECKING:
@@ -113,6 +112,8 @@ async def serve(
     try:
         settings = given.load()
         if registry_port is not None:
+            from .registry import check_registry, registry_beside  # its client is large
+
             check_registry(settings, registry_port)
     except SettingsError as error:
         raise UsageError(str(error)) from error
