@@ -1,4 +1,4 @@
-"""Values of many shapes: wide, nested, long, with nulls, numbers of all lengths; for `bench.values`."""
+"""Values of many shapes: wide, nested, long, with nulls, numbers of all lengths; and their schemas."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from msgspec import inspect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from google.protobuf.message import Message
 
 _BYTES = 4_000_000  # of the values of one shape
 
@@ -165,3 +171,90 @@ SHAPES: list[Shape] = [
         for n in (10, 1000, 150_000)
     ),
 ]
+
+
+def avro_schema(type_: type) -> dict[str, Any]:
+    """Return the Avro schema of a type."""
+    schema: dict[str, Any] = _avro(inspect.type_info(type_), "Top")
+    return schema
+
+
+def _avro(kind: Any, name: str) -> Any:
+    match kind:
+        case inspect.StructType():
+            fields = [
+                {"name": each.name, "type": _avro(each.type, f"{name}_{each.name}")}
+                for each in kind.fields
+            ]
+            return {"type": "record", "name": name, "fields": fields}
+        case inspect.UnionType():
+            return ["null", *(_avro(each, name) for each in _beside_none(kind))]
+        case inspect.ListType():
+            return {"type": "array", "items": _avro(kind.item_type, name)}
+        case inspect.DictType():
+            return {"type": "map", "values": _avro(kind.value_type, name)}
+        case _:
+            names: dict[Any, str] = {
+                inspect.IntType: "long",
+                inspect.FloatType: "double",
+                inspect.StrType: "string",
+            }
+            return names[type(kind)]
+
+
+def _beside_none(kind: inspect.UnionType) -> list[inspect.Type]:
+    return [each for each in kind.types if not isinstance(each, inspect.NoneType)]
+
+
+def message_class(type_: type) -> type[Message] | None:
+    """Return the Protobuf class of a type; None if it has lists of lists."""
+    file = FileDescriptorProto(name="shape.proto", package="shape", syntax="proto3")
+    try:
+        name = _message(file, inspect.type_info(type_))
+    except NotImplementedError:
+        return None
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName(name[1:]))
+
+
+def _message(file: FileDescriptorProto, kind: Any) -> str:
+    made = file.message_type.add(name=f"M{len(file.message_type)}")
+    for number, each in enumerate(kind.fields, 1):
+        type_ = each.type
+        if isinstance(type_, inspect.UnionType):
+            (type_,) = _beside_none(type_)
+        field = made.field.add(name=each.name, number=number)
+        field.label = FieldDescriptorProto.LABEL_OPTIONAL
+        if isinstance(type_, inspect.DictType):
+            entry = made.nested_type.add(name=f"{each.name.title().replace('_', '')}Entry")
+            entry.options.map_entry = True
+            for place, (part, inner) in enumerate(
+                [("key", type_.key_type), ("value", type_.value_type)], 1
+            ):
+                one = entry.field.add(name=part, number=place)
+                one.label = FieldDescriptorProto.LABEL_OPTIONAL
+                _set_type(file, one, inner)
+            field.label = FieldDescriptorProto.LABEL_REPEATED
+            field.type = FieldDescriptorProto.TYPE_MESSAGE
+            field.type_name = f".shape.{made.name}.{entry.name}"
+            continue
+        if isinstance(type_, inspect.ListType):
+            field.label, type_ = FieldDescriptorProto.LABEL_REPEATED, type_.item_type
+        _set_type(file, field, type_)
+    return f".shape.{made.name}"
+
+
+def _set_type(file: FileDescriptorProto, field: FieldDescriptorProto, kind: Any) -> None:
+    if isinstance(kind, inspect.StructType):
+        field.type = FieldDescriptorProto.TYPE_MESSAGE
+        field.type_name = _message(file, kind)
+        return
+    if isinstance(kind, inspect.ListType):
+        raise NotImplementedError
+    types: dict[Any, Any] = {
+        inspect.IntType: FieldDescriptorProto.TYPE_INT64,
+        inspect.FloatType: FieldDescriptorProto.TYPE_DOUBLE,
+        inspect.StrType: FieldDescriptorProto.TYPE_STRING,
+    }
+    field.type = types[type(kind)]

@@ -3,7 +3,8 @@
 Events in JSON (185 bytes, 9 fields, of which 6 are used), Avro and Protobuf (10 fields) become Arrow columns
 by kmr, and Python objects by the usual libraries. Times are processor time of the thread, the best of several
 rounds, contenders in turn. The last column has two threads at a time: 2.0 where the interpreter lock is never
-held, and both cores are free. A second table has the maps of `bench.hits` alone, on batches of 5,000 records.
+held, and both cores are free. A second table has values of many shapes, a third the maps of `bench.hits`
+alone, on batches of 5,000 records.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from bench.consume import NullWriter
 from bench.hits import Hit, by_hand, columns, typed
+from bench.shapes import SHAPES, Shape, avro_schema, message_class
 from bench.table import print_table
 from bench.typed import events as json_events
 from kmr import Avro, Json, Protobuf, Strategy, map_record
@@ -194,7 +196,17 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    rounds: int = parser.parse_args().rounds
+    parser.add_argument("--only", choices=["event", "shapes", "maps"])
+    options = parser.parse_args()
+    rounds: int = options.rounds
+    parts = {"event": print_event, "shapes": print_shapes, "maps": print_maps}
+    for name, part in parts.items():
+        if options.only in (None, name):
+            part(rounds)
+
+
+def print_event(rounds: int) -> None:
+    """Measure one flat event in each format, also by two threads."""
     made = events(ROWS)
     lines = []
     for contest in (json_(), avro(made), protobuf(made)):
@@ -211,7 +223,80 @@ def main() -> None:
         lines,
         text=("format", "decoder"),
     )
-    print_maps(rounds)
+
+
+def print_shapes(rounds: int) -> None:
+    """Measure the time for a value of each shape as part of the time of the usual library."""
+    lines = []
+    for shape in SHAPES:
+        values = shape.values()
+        cells = [shape.name]
+        for contest in _contests(shape, values):
+            if contest is None:
+                cells += ["", ""]
+                continue
+            ours, theirs = _pair(contest, rounds)
+            cells += [f"{ours * 1e9:,.0f}", f"{ours / theirs:.2f}"]
+        lines.append(cells)
+    headings = ["value"]
+    for name, rival in (("JSON", "msgspec"), ("Avro", "fastavro"), ("Protobuf", "google.protobuf")):
+        headings += [f"{name}, ns", f"of {rival}'s time"]
+    print_table("Values of many shapes to columns, one core", headings, lines, text=("value",))
+
+
+def _contests(shape: Shape, values: list[dict[str, Any]]) -> list[Contest | None]:
+    texts = [
+        json.dumps(each, ensure_ascii=False, separators=(",", ":")).encode() for each in values
+    ]
+    decode: Callable[[bytes], object] = msgspec.json.Decoder(shape.type).decode
+    contests: list[Contest | None] = [Contest("JSON", Json(shape.type), texts, {"msgspec": decode})]
+    schema = avro_schema(shape.type)
+    parsed = fastavro.parse_schema(schema)
+    encoded = []
+    for each in values:
+        into = BytesIO()
+        fastavro.schemaless_writer(into, parsed, each)
+        encoded.append(into.getvalue())
+
+    def read(value: bytes) -> object:
+        return fastavro.schemaless_reader(BytesIO(value), parsed, None)
+
+    contests.append(Contest("Avro", Avro(schema), encoded, {"fastavro": read}))
+    made = message_class(shape.type)
+    if made is None:
+        return [*contests, None]
+    names = [each.name for each in made.DESCRIPTOR.fields]
+    messages = [
+        made(
+            **{name: each[name] for name in names if each.get(name) is not None}
+        ).SerializeToString()
+        for each in values
+    ]
+
+    def parse(value: bytes) -> object:
+        message = made.FromString(value)
+        return [getattr(message, name) for name in names]
+
+    return [*contests, Contest("Protobuf", Protobuf(made), messages, {"google.protobuf": parse})]
+
+
+def _pair(contest: Contest, rounds: int) -> tuple[float, float]:
+    """Return the seconds for a value of ours and of the rival, in turn; the best of several rounds."""
+    column: pa.BinaryArray = pa.array(contest.values, pa.binary())
+    failures = contest.format.decode(column).failures
+    if failures:
+        raise RuntimeError(f"{contest.name}: {failures}")
+    (rival,) = contest.rivals.values()
+
+    def read() -> None:
+        for _ in map(rival, contest.values):
+            pass
+
+    ours, theirs = [], []
+    for _ in range(rounds):
+        ours.append(_seconds(partial(contest.format.decode, column), time.thread_time))
+        theirs.append(_seconds(read, time.thread_time))
+    return min(ours) / len(column), min(theirs) / len(column)
 
 
 def print_maps(rounds: int) -> None:

@@ -358,6 +358,7 @@ class _Cells(Slots):
 
     def __init__(self, plan: Plan, data: NDArray[np.uint8], rows: int) -> None:
         super().__init__(plan.layout, rows)
+        self.valid.fill(kernel.MISSING)
         self.left = np.zeros(rows, np.bool_)
         self.scratch = kernel.scratch(plan.program, len(self.table))
         self._plan = plan

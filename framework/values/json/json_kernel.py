@@ -228,6 +228,15 @@ def _make_null(node: Int, program: Program, slots: SlotArrays, others: Ints) -> 
 
 
 @compiled
+def _make_missing(object_: Int, nodes: Ints, slots: SlotArrays) -> None:
+    low = nodes[object_, FIELDS]
+    for each in range(low, low + nodes[object_, COUNT]):
+        line = np.uint64(each)
+        slot = np.uint64(slots.bases[nodes[line, TO]] + slots.cursors[nodes[line, AT]])
+        slots.valid[slot] = MISSING
+
+
+@compiled
 def _is_new_key(at: Int, size: Int, keys: Ints, depth: Int, stamp: Int, count: Int) -> bool:
     """Enter the key of a map, which is inside of `depth` others; False if it has the key, or too many."""
     if count >= _KEYS:
@@ -314,7 +323,10 @@ def kernel() -> Kernel:
 def _read(  # noqa: C901  one loop: a call for each field would cost more than the field
     batch: Batch, slot_arrays: SlotArrays, program: Program, scratch: Scratch, row: int
 ) -> Int:
-    """Decode one value; return the level that is full, or -1. Status 1: the row is left to msgspec."""
+    """Decode one value; return the level that is full, or -1. Status 1: the row is left to msgspec.
+
+    The slots of the row are MISSING before.
+    """
     base, names = batch.memory[ADDRESS], program.names_at[0]
     nodes, table = program.nodes, program.table
     bases, capacities = slot_arrays.bases, slot_arrays.capacities
@@ -438,13 +450,8 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                     at += 1
                     if code == OBJECT:
                         place = node + count
-                        low = nodes[line, FIELDS]
-                        for each in range(low, low + nodes[line, COUNT]):
-                            field_line = np.uint64(each)
-                            slot = np.uint64(
-                                bases[nodes[field_line, TO]] + cursors[nodes[field_line, AT]]
-                            )
-                            valid[slot] = MISSING
+                        if top > 1:  # the fields of a row are missing from the start
+                            _make_missing(node, nodes, slot_arrays)
                         state = _MEMBER
                     else:
                         at = skip_spaces(at, end)
@@ -493,6 +500,7 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
         if state in (_ITEM, _PAIR):
             level = nodes[container, INNER]
             if cursors[level] >= capacities[level]:
+                _make_missing(np.int64(0), nodes, slot_arrays)
                 return level
             node = nodes[container, ITEM]
             slot = np.uint64(bases[nodes[node, TO]] + cursors[level])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt  # noqa: TC003  resolved by msgspec
 from dataclasses import dataclass, field
-from typing import Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 import msgspec
 import numpy as np
@@ -83,3 +83,23 @@ def test_a_slice_of_values_has_its_own_rows(rows: int) -> None:
     columns, left = walk(plan, pa.array(texts, pa.binary()).slice(1, 1 + rows))
     assert columns[0].to_pylist() == [None, *([{"a": 5}] * rows)]
     assert not left.any()
+
+
+def test_long_lists_make_room_for_themselves() -> None:
+    lists = pa.list_(pa.list_(pa.int64()))
+    fields: Any = [("n", pa.int64()), ("a", lists), ("m", pa.map_(pa.string(), pa.int64()))]
+    kind = pa.schema(fields)
+    rows: list[dict[str, Any]] = [
+        {"n": at, "a": [[1] * 900, [], [2] * 700], "m": {f"k{i}": i for i in range(200)}}
+        for at in range(9)
+    ]
+    texts = [msgspec.json.encode(row) for row in rows]
+    plan = plan_of(kind)
+    assert plan is not None
+    columns, left = walk(plan, pa.array(texts, pa.binary()))
+    assert not left.any()
+    assert [column.to_pylist() for column in columns] == [
+        [row["n"] for row in rows],
+        [row["a"] for row in rows],
+        [list(row["m"].items()) for row in rows],
+    ]

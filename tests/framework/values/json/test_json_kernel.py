@@ -27,6 +27,7 @@ def parse(*texts: bytes) -> tuple[list[list[int]], list[int]]:
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     batch = batch_of(data, len(data), offsets, np.zeros(len(texts), np.int64))
     slots = Slots(plan.layout, len(texts))
+    slots.valid.fill(kernel.MISSING)
     scratch = kernel.scratch(plan.program, 2)
     run(Code(kernel.kernel(), plan.program, scratch, data[:0], lambda *_: ""), batch, slots)
     kinds = slots.valid.reshape(2, -1).T.tolist()
