@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ..loading import load_strategy
@@ -29,9 +28,8 @@ def __getattr__(name: str) -> Strategy:
 def hurried(strategy: Strategy) -> Strategy:
     """Return a strategy whose reducers flush soon; the one that is given stays as it is."""
     errors = strategy.reduce_err
-    return replace(
-        strategy,
-        reduce=[_hurried(reducer) for reducer in strategy.reducers],
+    return strategy.with_chains(
+        lambda _, chain: [_hurried(reducer) for reducer in chain],
         reduce_err=None if errors is None else _hurried(errors),
         err_limit=None,
     )

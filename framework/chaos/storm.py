@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..record import Batch
     from ..reducers.reducer import Reducer
     from ..strategy import Strategy
-    from .delivered import Counts
+    from .delivered import Counts, Delivered
     from .faults import Fault
     from .records import Values
 
@@ -85,7 +85,7 @@ class Outcome:
         struck: how many faults did.
     """
 
-    verdict: Verdict
+    verdicts: Mapping[str, Verdict]
     given_up: str
     died: tuple[str, ...]
     struck: int
@@ -96,7 +96,8 @@ class Outcome:
     @property
     def ok(self) -> bool:
         """Whether every guarantee was kept."""
-        return not self.verdict.offences and not self.given_up and not self.died
+        offences = any(verdict.offences for verdict in self.verdicts.values())
+        return not offences and not self.given_up and not self.died
 
 
 def possible_faults(storm: Storm, strategy: Strategy) -> dict[str, Fault[Any]]:
@@ -110,7 +111,7 @@ def possible_faults(storm: Storm, strategy: Strategy) -> dict[str, Fault[Any]]:
 
 
 def _sinks(strategy: Strategy) -> list[Reducer | None]:
-    return [*strategy.reducers, strategy.reduce_err]
+    return [*strategy.writers.values(), strategy.reduce_err]
 
 
 def carry_out(
@@ -128,16 +129,19 @@ def carry_out(
     """
     began = time.monotonic()
     ended = anyio.run(_carry_out, storm, strategy, directory, say)
-    verdict = judge(
-        expect(strategy, ended.batches),
-        ended.found,
-        ended.errors,
-        strategy.requested_delivery,
-        ended.acknowledged,
-    )
+    verdicts = {
+        branch: judge(
+            expected,
+            ended.found[branch],
+            ended.errors,
+            strategy.requested_delivery,
+            ended.acknowledged,
+        )
+        for branch, expected in expect(strategy, ended.batches).items()
+    }
     killed = sum(line["ending"] == "killed" for line in ended.record.processes)
     return Outcome(
-        verdict,
+        verdicts,
         ended.given_up,
         tuple(ended.record.died()),
         ended.struck,
@@ -153,7 +157,7 @@ class _Ended:
 
     record: ProcessRecord
     batches: list[Batch]
-    found: Counts
+    found: dict[str, Counts]
     errors: Counts | None
     acknowledged: dict[TopicPartition, list[int]]
     given_up: str
@@ -186,7 +190,10 @@ async def _carry_out(
         say("all workers have drained and ended; counting")
         try:
             batches = await read_batches(site.bootstrap_servers, storm.values)
-            found = await site.sink.count(site.bootstrap_servers)
+            found = {
+                branch: await sink.count(site.bootstrap_servers)
+                for branch, sink in site.sinks.items()
+            }
             errors = await site.errors.count(site.bootstrap_servers) if site.errors else None
         except (KmrError, OSError) as error:
             raise ServiceFailed(f"what was written cannot be read: {error}") from error
@@ -213,14 +220,17 @@ class _StrategySite(Site):
         self, storm: Storm, strategy: Strategy, directory: Path, record: ProcessRecord
     ) -> None:
         topics = list(storm.values)
-        sink = delivered_by(strategy.reducers[-1], topics)
-        if sink is None:
-            raise StrategyError(
-                f"{type(strategy.reducers[-1]).__name__}: kmr chaos cannot read what it has written, so it "
-                "cannot count; it reads ClickHouse, PostgreSQL, Parquet files and topics. kmr simulate tries "
-                "any strategy"
-            )
-        self.sink, self.errors = sink, delivered_by(strategy.reduce_err, topics)
+        self.sinks: dict[str, Delivered] = {}
+        for branch, chain in strategy.chains.items():
+            sink = delivered_by(chain[-1], topics)
+            if sink is None:
+                raise StrategyError(
+                    f"{type(chain[-1]).__name__}: kmr chaos cannot read what it has written, so it "
+                    "cannot count; it reads ClickHouse, PostgreSQL, Parquet files and topics. kmr simulate "
+                    "tries any strategy"
+                )
+            self.sinks[branch] = sink
+        self.errors = delivered_by(strategy.reduce_err, topics)
         self.bootstrap_servers = f"127.0.0.1:{free_port()}"
         self.view = View(self.bootstrap_servers, [GROUP], record)
         self.load = Load(self.bootstrap_servers, storm.values, storm.partitions, storm.rate, record)
@@ -320,7 +330,8 @@ class _StrategySite(Site):
 
     async def _create_topics(self) -> None:
         partitions = self._storm.partitions
-        written = [each.topic for each in (self.sink, self.errors) if each and each.topic]
+        sinks = [*self.sinks.values(), self.errors]
+        written = [each.topic for each in sinks if each and each.topic]
         topics = [*self._storm.values, *written]
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
         await admin.start()
@@ -334,14 +345,14 @@ class _StrategySite(Site):
 
     async def _require_no_rows(self) -> None:
         """Make the table, if that is ours to do; rows of an earlier storm would count for this one."""
-        name = list(self._strategy.stages)[-1]
-        declared = await to_thread.run_sync(self._strategy.schema_of, name)
-        await to_thread.run_sync(self.sink.prepare, declared)
-        if rows := (await self.sink.count(self.bootstrap_servers)).total():
-            raise SettingsError(
-                f"{self.sink.place} has {rows:,} rows of {', '.join(self._storm.values)}: they "
-                "would count too; empty it, or choose another --topic"
-            )
+        for stage, sink in zip(self._strategy.writers, self.sinks.values(), strict=True):
+            declared = await to_thread.run_sync(self._strategy.schema_of, stage)
+            await to_thread.run_sync(sink.prepare, declared)
+            if rows := (await sink.count(self.bootstrap_servers)).total():
+                raise SettingsError(
+                    f"{sink.place} has {rows:,} rows of {', '.join(self._storm.values)}: they "
+                    "would count too; empty it, or choose another --topic"
+                )
 
     def _declare(self, number: int) -> Worker:
         storm, name = self._storm, f"worker-{number}"

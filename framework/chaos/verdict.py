@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ..mapping.branching import offsets_in
 from .records import map_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from ..mapping.results import MapResult
     from ..record import Batch, TopicPartition
     from ..reducers.sink import Delivery
     from ..strategy import Strategy
@@ -78,12 +80,26 @@ class Verdict:
     offences: tuple[Offence, ...]
 
 
-def expect(strategy: Strategy, batches: Iterable[Batch]) -> dict[TopicPartition, Expected]:
-    """Map the records that are in the topics. Call it where no event loop runs."""
+def expect(
+    strategy: Strategy, batches: Iterable[Batch]
+) -> dict[str, dict[TopicPartition, Expected]]:
+    """Map the records that are in the topics. Call it where no event loop runs.
+
+    Returns:
+        What is expected of each branch, by its name; "" without branches.
+    """
+    mapped = map_all(strategy, list(batches))
+    return {branch: _expect(mapped, branch) for branch in strategy.chains}
+
+
+def _expect(
+    mapped: Sequence[tuple[Batch, MapResult]], branch: str
+) -> dict[TopicPartition, Expected]:
     parts: dict[TopicPartition, list[Expected]] = defaultdict(list)
-    for batch, result in map_all(strategy, list(batches)):
+    for batch, result in mapped:
         offsets = np.asarray(batch.offsets(), np.int64)
-        counts = np.bincount(np.searchsorted(offsets, result.offsets), minlength=len(offsets))
+        at = np.searchsorted(offsets, offsets_in(result, branch))
+        counts = np.bincount(at, minlength=len(offsets))
         failed = np.isin(offsets, [failure.offset for failure in result.failures])
         parts[batch.topic_partition].append(Expected(offsets, counts.astype(np.int64), failed))
     return {

@@ -102,15 +102,15 @@ def chaos(
     values = _values(loaded, records, topic, seed)
     console = plain_console()
     with _place(directory) as place:
-        if needs_clickhouse([*loaded.reducers, loaded.reduce_err]):
+        if needs_clickhouse([*loaded.writers.values(), loaded.reduce_err]):
             require_extra("embedded", "kmr chaos, for a strategy that writes to ClickHouse,")
         for name, each in values.items():
             console.print(f"{name}: {usable(loaded, name, each)}")
-        sink, errors = (
-            delivered_by(each, list(values)) for each in (loaded.reducers[-1], loaded.reduce_err)
-        )
-        if sink is not None:
-            console.print(f"rows: {sink.place}")
+        for stage, writer in loaded.writers.items():
+            if (sink := delivered_by(writer, list(values))) is not None:
+                branch = stage.partition(" ")[2]
+                console.print(f"rows{f' of {branch}' if branch else ''}: {sink.place}")
+        errors = delivered_by(loaded.reduce_err, list(values))
         if loaded.reduce_err is not None:
             console.print(
                 f"reduce_err: {errors.place if errors else 'not counted, it cannot be read'}"
@@ -206,25 +206,29 @@ def _place(directory: Path | None) -> Iterator[_Place]:
 
 
 def _show(console: Any, strategy: Strategy, storm: Storm, outcome: Outcome) -> None:
-    verdict = outcome.verdict
     console.print(
         f"{outcome.struck} fault{'' if outcome.struck == 1 else 's'}, {outcome.killed} "
-        f"process{'' if outcome.killed == 1 else 'es'} killed, in {outcome.seconds:.0f} s. Of "
-        f"{verdict.records:,} records {verdict.delivered:,} are in the sink ({verdict.rows:,} rows), "
-        f"{verdict.failed + verdict.refused:,} in reduce_err, {verdict.filtered:,} filtered; "
-        f"{verdict.lost:,} lost, {verdict.doubled:,} doubled."
+        f"process{'' if outcome.killed == 1 else 'es'} killed, in {outcome.seconds:.0f} s."
     )
     delivery = strategy.requested_delivery
-    if delivery == "at-least-once" and verdict.doubled:
-        console.print("At least once: doubled records are allowed.")
-    if delivery == "at-most-once" and verdict.lost:
-        console.print("At most once: lost records are allowed.")
+    for branch, verdict in outcome.verdicts.items():
+        console.print(
+            f"{f'{branch}: of' if branch else 'Of'} {verdict.records:,} records {verdict.delivered:,} are in "
+            f"the sink ({verdict.rows:,} rows), {verdict.failed + verdict.refused:,} in reduce_err, "
+            f"{verdict.filtered:,} {'without a row' if branch else 'filtered'}; {verdict.lost:,} lost, "
+            f"{verdict.doubled:,} doubled."
+        )
+        if delivery == "at-least-once" and verdict.doubled:
+            console.print("At least once: doubled records are allowed.")
+        if delivery == "at-most-once" and verdict.lost:
+            console.print("At most once: lost records are allowed.")
     if outcome.given_up:
         console.print(f"Broken: {outcome.given_up}")
     for died in outcome.died:
         console.print(f"Broken: {died} ended without a signal of ours")
-    for offence in verdict.offences:
-        console.print(f"Broken: {offence}")
+    for branch, verdict in outcome.verdicts.items():
+        for offence in verdict.offences:
+            console.print(f"Broken: {f'{branch}: ' if branch else ''}{offence}")
     if outcome.ok:
         console.print(f"{delivery}: kept.")
     else:

@@ -161,6 +161,14 @@ def join(parts: Sequence[MapResult]) -> MapResult:
     return replace(joined, places=pa.concat_tables(places).filter(pa.array(kept)))
 
 
+def offsets_in(mapped: MapResult, branch: str) -> NDArray[np.int64]:
+    """Return the offset of each row that goes to a branch; "" without branches."""
+    if not branch or mapped.table is None:
+        return mapped.offsets
+    places = (at for name, _, at in branches(mapped.table) if name == branch)
+    return mapped.offsets[next(places, np.empty(0, np.int64))]
+
+
 def only_branch(mapped: MapResult, branch: str) -> MapResult:
     """Return a result with the rows of one branch only; the other records have no rows."""
     if mapped.table is None or not is_tagged(mapped.table.schema):

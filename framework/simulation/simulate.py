@@ -18,6 +18,7 @@ import structlog
 
 from ..columns.tagged_rows import branches, tagged_schema
 from ..errors import StrategyError
+from ..mapping.branching import offsets_in
 from ..mapping.executor import Executor
 from ..record import COORDINATES, SCHEMA, Batch, Record, TopicPartition, filled, with_place
 from ..sinks.clickhouse.writer import ClickHouseWriter
@@ -362,7 +363,7 @@ def _expect(
         exists[at] = np.zeros(size, dtype=np.bool_)
         exists[at][offsets] = True
         for name in rows:
-            rows[name][at] = np.bincount(_offsets_in(result, name), minlength=size)
+            rows[name][at] = np.bincount(offsets_in(result, name), minlength=size)
             if name not in per_row:
                 rows[name][at] = np.minimum(rows[name][at], 1)
         failed[at] = np.zeros(size, dtype=np.bool_)
@@ -384,14 +385,6 @@ def _expect(
         diverts=any(r.on_error == "divert" for chain in strategy.chains.values() for r in chain),
         batch_bytes=most,
     )
-
-
-def _offsets_in(result: MapResult, branch: str) -> np.ndarray:
-    """Return the offset of each row that goes to a branch; "" without branches."""
-    if not branch or result.table is None:
-        return result.offsets
-    found = {name: places for name, _, places in branches(result.table)}
-    return result.offsets[found.get(branch, np.empty(0, np.int64))]
 
 
 def _places(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> Places:

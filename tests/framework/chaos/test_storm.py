@@ -56,11 +56,11 @@ async def test_a_sink_that_loses_rows_is_found_out(
     outcome = await to_thread.run_sync(partial(carry_out, storm, losing, tmp_path, said.append))
     assert not outcome.ok
     assert (outcome.given_up, outcome.died, outcome.struck) == ("", (), 1), said
-    (offence,) = outcome.verdict.offences
+    (offence,) = outcome.verdicts[""].offences
     assert offence.what.startswith("records are lost")
-    assert offence.count == outcome.verdict.lost > 0
+    assert offence.count == outcome.verdicts[""].lost > 0
     assert offence.examples[0] in ("t[0] offset 7", "t[0] offset 57")  # 7 may be a broken value
-    assert outcome.verdict.doubled == 0
-    assert outcome.verdict.failed > 0
+    assert outcome.verdicts[""].doubled == 0
+    assert outcome.verdicts[""].failed > 0
     logs = {path.name for path in (tmp_path / "logs").iterdir()}
     assert logs == {"broker.log", "worker-1.log"}

@@ -124,7 +124,7 @@ def test_what_the_map_makes_of_each_record_is_expected() -> None:
             )
         )
     )
-    expected = expect(ORDERS, [batch])[AT]
+    expected = expect(ORDERS, [batch])[""][AT]
     assert expected.offsets.tolist() == offsets
     assert expected.rows.tolist() == [1, 0, 0, 1]
     assert expected.failed.tolist() == [False, False, True, False]
