@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import pyarrow as pa
 
+from .columns.fitting import known_to_kernels
 from .errors import StrategyError
 
 if TYPE_CHECKING:
@@ -85,9 +86,9 @@ def as_table(result: object) -> pa.Table | None:
         Exception: the library's own: a lazy table is computed here.
     """
     if isinstance(result, pa.Table):
-        return result
+        return known_to_kernels(result)
     if isinstance(result, pa.RecordBatch):
-        return pa.Table.from_batches([result])
+        return known_to_kernels(pa.Table.from_batches([result]))
     if not hasattr(result, "__arrow_c_stream__") and type(result).__name__ == "LazyFrame":
         result = result.collect()  # type: ignore[attr-defined]
     if hasattr(result, "__arrow_c_stream__"):
@@ -96,6 +97,7 @@ def as_table(result: object) -> pa.Table | None:
         table = pa.Table.from_batches([pa.record_batch(result)])
     else:
         return None
+    table = known_to_kernels(table)
     table = table.select([name for name in table.column_names if not _INDEX.fullmatch(name)])
     for decoded in (False, True):  # Arrow does not decode a dictionary of another kind of texts
         fields = [

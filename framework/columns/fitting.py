@@ -30,7 +30,9 @@ from .kinds import (
     rows_unless,
     rows_where,
     twice,
+    whole,
     without,
+    without_views,
 )
 from .numbers import to_bool, to_decimal, to_float, to_integer
 from .texts import beyond_a_day, excerpt, json_texts, python_values, text_of
@@ -379,3 +381,14 @@ _TIMES: Final[Sequence[tuple[Callable[[Any], bool], Callable[[Array, Any, str | 
     (pa.types.is_time, to_time),
     (pa.types.is_duration, to_duration),
 )
+
+
+def known_to_kernels(table: pa.Table) -> pa.Table:
+    """Return the same values without views and run ends, which cannot be filtered or taken."""
+    for at, field in enumerate(table.schema):
+        kind = without_views(field.type)
+        if kind != field.type:
+            array = whole(table.column(at))
+            same = fit(array, kind).array if is_nested(field.type) else plain(array)
+            table = table.set_column(at, field.name, same)
+    return table

@@ -87,6 +87,22 @@ def plain(array: Array) -> Array:
     return array.cast(pa.large_binary()) if pa.types.is_binary_view(kind) else array
 
 
+def without_views(kind: Any) -> Any:
+    """Return the type of the same values that Arrow's kernels know: no views and no run ends."""
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
+    if pa.types.is_run_end_encoded(kind):
+        return without_views(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(without_views(each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(without_views(kind.key_type), without_views(kind.item_type))
+    if is_list(kind) and not pa.types.is_fixed_size_list(kind):
+        item = kind.field(0).with_type(without_views(kind.value_type))
+        return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+    return kind
+
+
 def whole(column: pa.ChunkedArray[Any]) -> Array:
     """Return a column as one array."""
     if column.num_chunks == 1:

@@ -34,7 +34,9 @@ def reasons(
         return {}
     rows = np.flatnonzero(cast.bad if skip is None else cast.bad & ~skip)
     quoted = rows[:_QUOTED_ROWS]
-    values = python_values(array.take(pa.array(quoted, pa.int64())))
+    # Arrow cannot take views
+    known = array if isinstance(array.type, pa.UuidType) else plain(array)
+    values = python_values(known.take(pa.array(quoted, pa.int64())))
     found = {}
     for row, value in zip(quoted.tolist(), values, strict=True):
         place = next((name for name, where in cast.places.items() if name and where[row]), "")

@@ -61,16 +61,17 @@ class TextStyle:
         separator: between date and time.
         years_before_christ: as `0044-03-15 BC`, and years above 9999 without a sign, as PostgreSQL reads
             them; else with a sign.
-        sign_inside: of negative durations, `PT-1.5S`; else `-PT1.5S`.
+        clocks: durations are `-00:00:01.500000`, which PostgreSQL reads exactly; else ISO 8601,
+            `-PT1.500000S`.
     """
 
     separator: str = "T"
     years_before_christ: bool = False
-    sign_inside: bool = False
+    clocks: bool = False
 
 
 ISO: Final = TextStyle()
-POSTGRES: Final = TextStyle(" ", years_before_christ=True, sign_inside=True)
+POSTGRES: Final = TextStyle(" ", years_before_christ=True, clocks=True)
 
 
 def text_of(array: Array, style: TextStyle = ISO) -> Array:
@@ -87,7 +88,7 @@ def text_of(array: Array, style: TextStyle = ISO) -> Array:
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return _times(array, style)
     if pa.types.is_duration(kind):
-        span = partial(_duration, per_second=UNITS[kind.unit], inside=style.sign_inside)
+        span = partial(_span if style.clocks else _duration, per_second=UNITS[kind.unit])
         return _each(array.cast(pa.int64()), span)
     if kind == pa.month_day_nano_interval():
         return _each(array, _interval)
@@ -188,16 +189,27 @@ def civil(days: int) -> tuple[int, int, int]:
     return year, month + (3 if month < 10 else -9), day - (153 * month + 2) // 5 + 1
 
 
-def _duration(ticks: int, per_second: int, *, inside: bool) -> str:
+def _duration(ticks: int, per_second: int) -> str:
     sign = "-" if ticks < 0 else ""
     seconds, fraction = divmod(abs(ticks), per_second)
-    digits = len(str(per_second)) - 1
-    text = f"{seconds}.{fraction:0{digits}}" if fraction else f"{seconds}"
-    return f"PT{sign}{text}S" if inside else f"{sign}PT{text}S"
+    return f"{sign}PT{seconds}{_digits(fraction, per_second)}S"
+
+
+def _span(ticks: int, per_second: int) -> str:
+    sign = "-" if ticks < 0 else ""
+    seconds, fraction = divmod(abs(ticks), per_second)
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{sign}{clock}{_digits(fraction, per_second)}"
+
+
+def _digits(fraction: int, per_second: int) -> str:
+    return f".{fraction:0{len(str(per_second)) - 1}}" if fraction else ""
 
 
 def _interval(value: Any) -> str:
-    time = _duration(value.nanoseconds, UNITS["ns"], inside=True).removeprefix("P")
+    sign = "-" if value.nanoseconds < 0 else ""
+    seconds, fraction = divmod(abs(value.nanoseconds), UNITS["ns"])
+    time = f"T{sign}{seconds}{_digits(fraction, UNITS['ns'])}S"
     return f"P{value.months}M{value.days}D{time}"
 
 

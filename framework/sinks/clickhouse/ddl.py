@@ -138,6 +138,8 @@ def column_type(kind: pa.DataType, *, nullable: bool = False) -> str:
         name = "UUID"
     elif isinstance(kind, pa.BaseExtensionType):
         return column_type(kind.storage_type, nullable=nullable)
+    elif pa.types.is_run_end_encoded(kind):
+        return column_type(kind.value_type, nullable=nullable)
     elif pa.types.is_map(kind):
         return f"Map({column_type(kind.key_type)}, {_of_field(kind.item_field)})"
     elif is_list(kind):

@@ -156,6 +156,9 @@ def _cast_values(array: Array, column: Column) -> Cast:
     is_uuid = isinstance(array.type, pa.UuidType)
     if not is_uuid and (is_text(kind) or is_bytes(kind) or pa.types.is_null(kind)):
         cast = to_text(array)
+    elif pa.types.is_duration(kind):
+        spans = fit(array, pa.duration("us"))
+        cast = spans._replace(array=text_of(spans.array, POSTGRES))
     else:
         cast = Cast(text_of(array, POSTGRES))
     return cast._replace(bad=either(cast.bad, _bad_text(cast.array, column)))

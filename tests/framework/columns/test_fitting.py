@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from kmr.columns.casting import Cast, Misfit, limits
 from kmr.columns.fitted import Target, fit_columns
-from kmr.columns.fitting import fit
+from kmr.columns.fitting import fit, known_to_kernels
+from kmr.columns.kinds import whole
 from kmr.columns.numbers import to_decimal
 from kmr.columns.reasons import count_values, fields_left_out
-from kmr.columns.texts import python_values
+from kmr.columns.texts import POSTGRES, python_values, text_of
 
 
 def bad_rows(cast: Cast) -> list[int]:
@@ -254,3 +255,20 @@ def test_numbers_in_text_are_decimals_exactly_or_not_at_all(number: Any) -> None
     fits = fits and value == value.quantize(Decimal("0.01"), context=Context(prec=400))
     assert bad_rows(cast) == ([] if fits else [0])
     assert not fits or cast.array.to_pylist() == [value]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: str(array.type))
+def test_every_row_can_be_taken_and_filtered_without_views(array: Any) -> None:
+    table = known_to_kernels(pa.table({"a": array}))
+    assert python_values(whole(table.take([0]).column(0))) == python_values(array.slice(0, 1))
+    nested = pa.ListArray.from_arrays(pa.array([0, len(array)], pa.int32()), array)
+    taken = known_to_kernels(pa.table({"a": nested})).take([0])
+    assert len(whole(taken.column(0))[0]) == len(array)
+
+
+def test_spans_are_written_exactly() -> None:
+    spans = pa.array([2**63 - 1, -1_500_000, None, 0], pa.duration("us"))
+    assert text_of(spans).to_pylist() == ["PT9223372036854.775807S", "-PT1.500000S", None, "PT0S"]
+    assert text_of(spans, POSTGRES).to_pylist() == [
+        *("2562047788:00:54.775807", "-00:00:01.500000", None, "00:00:00"),
+    ]
