@@ -34,7 +34,7 @@ from .groups.group_types import (
     SyncRequest,
     SyncResult,
 )
-from .groups.name_patterns import InvalidPattern, matching_names
+from .groups.name_patterns import InvalidPattern, matching_names, prepare
 from .offset_store import CommittedOffset, OffsetStore
 
 if TYPE_CHECKING:
@@ -199,6 +199,8 @@ class GroupCoordinator:
         error = _check_name(group_id)
         if error is not None:
             return ConsumerHeartbeatResult(error=error)
+        if request.regex or self._expression(group_id, request.member_id):
+            await prepare()
         before = self._groups.get(group_id)
         if isinstance(before, Group) and not before.is_idle:
             return ConsumerHeartbeatResult(error=GroupError.GROUP_ID_NOT_FOUND)
@@ -227,6 +229,12 @@ class GroupCoordinator:
             self._groups[group_id] = group
         await self.offsets.until_durable(self._store(group))
         return result
+
+    def _expression(self, group_id: str, member_id: str) -> str:
+        """Return the regular expression that a member of a group of KIP-848 has, "" if it has none."""
+        group = self._groups.get(group_id)
+        member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
+        return "" if member is None else member.regex
 
     def _with_matched_topics(
         self, group: ConsumerGroup, request: ConsumerHeartbeat, may_see: Callable[[str], bool]

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anyio import Lock, to_thread
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["InvalidPattern", "matching_names"]
+
+class _Library:
+    """RE2, as a library has it whose first call takes a third of a second."""
+
+    def __init__(self) -> None:
+        self.is_ready = False
+        self._preparing = Lock()
+
+    async def prepare(self) -> None:
+        """Make the first call, in a thread."""
+        if not self.is_ready:
+            async with self._preparing:
+                if not self.is_ready:
+                    await to_thread.run_sync(matching_names, "", [])
+                    self.is_ready = True
+
+
+prepare = _Library().prepare
 
 
 class InvalidPattern(Exception):
