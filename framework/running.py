@@ -67,7 +67,7 @@ def run(
         DeadlineExceeded: the drain took longer than `shutdown_deadline`.
     """
     given = {"topics": topics or None, "group": group} | settings
-    found = Settings.load(environ=os.environ, flags=_by_dotted_name(given))
+    found = Settings.load(environ=os.environ, flags=by_dotted_name(given))
     if found.worker_count > 1:
         raise SettingsError(
             f"workers: kmr.run is one worker, not {found.worker_count}; "
@@ -84,7 +84,8 @@ def run(
         return thread.done.result()
 
 
-def _by_dotted_name(given: dict[str, Any]) -> dict[str, object]:
+def by_dotted_name(given: dict[str, Any]) -> dict[str, object]:
+    """Return settings by the names of layers: a dict or an object of settings holds several."""
     flags: dict[str, object] = {}
     for name, value in given.items():
         if isinstance(value, msgspec.Struct):

@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mkdocs.structure.files import File, Files
 
@@ -187,6 +187,9 @@ def _table(layers: Any) -> str:
     return "\n".join(rows)
 
 
+_BRACKETS: Final = re.compile(r"(?<!\\)\[((?:default|env var|choices|required)[^\]]*)\]")
+
+
 def _cli() -> str:
     """Every command, as its `--help` has it."""
     if os.environ.get("KMR_SITE_WHOLE") == "false":
@@ -195,6 +198,7 @@ def _cli() -> str:
 
     app = whole_app("Exit codes and errors have [a page of their own](errors.md).")
     text = app.generate_docs(output_format="markdown")
+    text = _BRACKETS.sub(r"\\[\1\\]", text)  # else Markdown takes them for links
     return re.sub(r"^# kmr$", "# Commands", text, count=1, flags=re.MULTILINE).replace(
         "```console", "```text"
     )
@@ -217,7 +221,7 @@ adds the traceback.
 
 ## Errors
 
-All are in `kmr.errors`, and in `kmr`. The class in brackets is the base: `except ConsumerError` catches every
+All are in `kmr.errors`. The class in brackets is the base: `except ConsumerError` catches every
 error of the Kafka client.
 """
 

@@ -1,15 +1,16 @@
-"""Read a whole topic without a group."""
+"""Read a topic, or its end, without a group."""
 # ruff: noqa: SLF001  aiokafka's internals, see kmr.kafka.fetching
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import aiokafka
 
 from ..formats.batch_decoder import BatchDecoder
 from ..record import TopicPartition
-from .admin import explain_refusal, log_offsets
+from .admin import explain_refusal, log_offsets, offsets_at_times
 from .connection import connect, require_topics
 from .fetching import BatchFetcher
 
@@ -22,8 +23,25 @@ if TYPE_CHECKING:
 _PARTITION_BYTES: Final = 4 * 1024 * 1024
 
 
-async def read_topic(config: ConnectionConfig, topic: str) -> AsyncIterator[Batch]:
-    """Yield everything that a topic has at the time of the call, in order within each partition.
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which records of a topic are read.
+
+    Attributes:
+        last: at most so many offsets at the end of each partition; None: all.
+        since: only records from this time on, in milliseconds since 1970; None: of any time.
+        follow: go on with new records, without end.
+    """
+
+    last: int | None = None
+    since: int | None = None
+    follow: bool = False
+
+
+async def read_topic(
+    config: ConnectionConfig, topic: str, window: Window = Window()
+) -> AsyncIterator[Batch]:
+    """Yield what a topic has at the time of the call, in order within each partition.
 
     Records of open and aborted transactions are left out.
 
@@ -47,6 +65,13 @@ async def read_topic(config: ConnectionConfig, topic: str) -> AsyncIterator[Batc
         with explain_refusal(f"the offsets of {topic}", config):
             starts = await log_offsets(consumer, "beginning", partitions)
             ends = await log_offsets(consumer, "end", partitions)
+            if window.since is not None:
+                found = await offsets_at_times(consumer, dict.fromkeys(partitions, window.since))
+                starts = {at: ends[at] if each is None else each for at, each in found.items()}
+        if window.last is not None:
+            starts = {at: max(first, ends[at] - window.last) for at, first in starts.items()}
+        if window.follow:
+            ends = dict.fromkeys(partitions, 2**63 - 1)
         left = {partition for partition in partitions if starts[partition] < ends[partition]}
         if not left:
             return

@@ -67,7 +67,8 @@ class ParquetWriter(RangeWriter):
             `day=2026-01-31`. A range is then one file in each of them.
         schema: columns and their types; rows may have further columns.
         compression: `zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`.
-        delivery, concurrency: see `RangeWriter`.
+        delivery: see `RangeWriter`.
+        concurrency: see `RangeWriter`.
         max_rows: of a file; for this and the other limits see `Reducer`.
         policies: those of `Reducer`.
 

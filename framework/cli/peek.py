@@ -1,0 +1,204 @@
+"""`kmr peek`: what the records of a topic are, and what a map makes of them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import msgspec
+import pyarrow as pa
+from cyclopts import Parameter
+from pyarrow import feather
+
+from .._extras import require_extra
+from ..column_types import join_tables
+from ..columns.tagged_rows import branches, is_tagged
+from ..config.flags import Given, settings_flags
+from ..errors import KmrError, SettingsError
+from ..kafka.connection import connection_config
+from ..kafka.reading import Window
+from ..loading import load_strategy
+from ..peeking import Mapped
+from ..peeking import peek as peek_at
+from ..reducers.collect import Collect
+from ..settings import CLUSTER, ClusterSettings
+from ..strategy import Strategy
+from .offsets import milliseconds
+from .output import plain_console, plain_table, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from ..record import Record
+
+_WIDEST = 48  # characters of a value
+_TABLE = "CREATE TABLE t ENGINE = Memory AS SELECT * FROM file('{file}', Arrow)"
+
+
+@settings_flags(CLUSTER)
+def peek(
+    subject: str,
+    /,
+    *,
+    given: Given[ClusterSettings],
+    topic: str | None = None,
+    last: int = 20,
+    since: Annotated[str | None, Parameter("--from")] = None,
+    follow: Annotated[bool, Parameter(negative=())] = False,
+    registry: str | None = None,
+    sql: str | None = None,
+) -> int:
+    """Show what a strategy's map makes of real records: rows, what is filtered, and what fails and why.
+
+    It commits nothing, joins no group and writes nowhere. With the name of a topic instead of a strategy it
+    shows the records, decoded as far as they are JSON or text, or Avro of a registry. The exit code is 1 if
+    a record failed.
+
+    For example:
+
+        kmr peek hits:strategy --topic hits
+        kmr peek hits --sql "SELECT status, count() FROM t GROUP BY status"
+
+    Parameters
+    ----------
+    subject
+        The strategy, module:attribute, with --topic; or a topic.
+    topic
+        Topic whose records the strategy maps.
+    last
+        The newest records, so many of all partitions.
+    since
+        All records from this time on instead: 2026-11-01T10:00, or 0 for all that the topic has.
+    follow
+        Go on with new records until Ctrl-C.
+    registry
+        URL of a schema registry; values are Avro then.
+    sql
+        Ask ClickHouse as a library about the rows, which are the table t.
+    """
+    if sql is not None:
+        if follow:
+            raise SettingsError("--sql needs an end: leave out --follow")
+        require_extra("embedded", "--sql")
+    strategy = _any_value(registry, subject) if topic is None else load_strategy(subject)
+    config = connection_config(given.load())
+    start = None if since is None else 0 if since == "0" else milliseconds(since, "--from")
+    window = Window(None if since is not None else last, start, follow)
+    console = plain_console()
+
+    async def look() -> list[Mapped]:
+        seen = []
+        async for mapped in peek_at(config, strategy, topic or subject, window):
+            seen.append(mapped)
+            if follow:
+                _print([mapped], console)
+                seen.clear()
+        return seen
+
+    seen = anyio.run(look)
+    if sql is not None:
+        print(_ask(sql, seen), end="")  # noqa: T201  the answer
+    else:
+        _print(seen, console)
+    return 1 if any(each.result.failures for each in seen) else 0
+
+
+def _any_value(registry: str | None, topic: str) -> Strategy:
+    """Return a strategy whose rows are the values, whatever they are."""
+    if registry is not None:
+        from ..values.avro.avro_format import Avro
+
+        return Strategy(
+            value=Avro(registry=registry, subject=f"{topic}-value"), reduce=Collect(_nothing)
+        )
+    return Strategy(map=_decoded, reduce=Collect(_nothing))
+
+
+def _nothing(_: pa.Table) -> None:
+    """No reducer is called."""
+
+
+def _decoded(record: Record) -> dict[str, Any]:
+    """Return the fields of a JSON object, or a text, or bytes."""
+    if record.value is None:
+        return {"value": None}
+    try:
+        value = msgspec.json.decode(record.value)
+    except msgspec.MsgspecError:
+        return {"value": record.value.decode("utf-8", "backslashreplace")}
+    if isinstance(value, dict) and value:
+        return value
+    return {"value": record.value.decode()}
+
+
+def _tables(seen: Sequence[Mapped]) -> dict[str, pa.Table]:
+    """Return the rows by the names of their branches, with the place of each record."""
+    found: dict[str, list[pa.Table]] = {}
+    for batch, result, _ in seen:
+        if result.table is None:
+            continue
+        whole = [("", result.table, slice(None))]
+        tagged = is_tagged(result.table.schema)
+        for name, table, rows in branches(result.table) if tagged else whole:
+            place: dict[str, Any] = {
+                "partition": pa.repeat(batch.partition, len(table)),
+                "offset": pa.array(result.offsets[rows]),
+            }
+            for column in ("offset", "partition"):
+                if column not in table.column_names:
+                    table = table.add_column(0, column, place[column])
+            found.setdefault(name, []).append(table)
+    return {name: join_tables(tables).table for name, tables in found.items()}
+
+
+def _print(seen: Sequence[Mapped], console: Console) -> None:
+    rows = 0
+    for name, table in _tables(seen).items():
+        rows += len(table)
+        if name:
+            console.print(f"{visible(name)}:")
+        shown = plain_table(*map(visible, table.column_names), left=tuple(table.column_names))
+        for row in table.to_pylist():
+            shown.add_row(*(_short(value) for value in row.values()))
+        console.print(shown)
+    for batch, result, _ in seen:
+        for failure in result.failures:
+            place = f"{batch.partition}:{failure.offset}"
+            console.print(f"failed {place}: {visible(failure.reason)}", style="red")
+    records = sum(len(batch) for batch, _, _ in seen)
+    filtered = sum(result.filtered(len(batch)) for batch, result, _ in seen)
+    failed = sum(len(result.failures) for _, result, _ in seen)
+    each = 1e6 * sum(seconds for _, _, seconds in seen) / max(1, records)
+    console.print(
+        f"{records:,} records: {rows:,} rows, {filtered:,} filtered, {failed:,} failed; "
+        f"{each:,.1f} µs per record"
+    )
+
+
+def _short(value: object) -> str:
+    text = visible(value.isoformat(" ") if hasattr(value, "isoformat") else str(value))
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+
+
+def _ask(sql: str, seen: Sequence[Mapped]) -> str:
+    """Ask ClickHouse as a library about the rows, which are the table `t`."""
+    from chdb.state.sqlitelike import Connection
+
+    tables = list(_tables(seen).values())
+    if not tables:
+        raise KmrError("there are no rows to ask about")
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "t.arrow"
+        feather.write_feather(join_tables(tables).table, str(file), compression="uncompressed")
+        connection = Connection(f"{directory}/clickhouse")
+        try:
+            connection.query(_TABLE.format(file=file))
+            return str(connection.query(sql, "PrettyCompact"))
+        except RuntimeError as error:
+            raise KmrError(f"--sql: {error}") from error
+        finally:
+            connection.close()
