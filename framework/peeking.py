@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
+from .config.layers import by_dotted_name
 from .kafka.connection import connection_config
 from .kafka.reading import Window, read_topic
 from .mapping.executor import Executor
 from .mapping.inputs import Inputs
 from .record import RECORD_OFFSET, SCHEMA, Batch
-from .running import by_dotted_name
 from .settings import CLUSTER
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import anyio
-import msgspec
 import structlog
 
+from .config.layers import by_dotted_name
 from .errors import SettingsError
 from .observe.logs import setup_logs
 from .observe.metrics import Metrics
@@ -82,19 +82,6 @@ def run(
     except KeyboardInterrupt:
         thread.shutdown("interrupted")
         return thread.done.result()
-
-
-def by_dotted_name(given: dict[str, Any]) -> dict[str, object]:
-    """Return settings by the names of layers: a dict or an object of settings holds several."""
-    flags: dict[str, object] = {}
-    for name, value in given.items():
-        if isinstance(value, msgspec.Struct):
-            value = msgspec.structs.asdict(value)
-        if isinstance(value, dict):
-            flags |= {f"{name}.{inner}": each for inner, each in value.items()}
-        else:
-            flags[name] = value
-    return flags
 
 
 class _WorkerThread(threading.Thread):

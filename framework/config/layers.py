@@ -272,3 +272,16 @@ def _nearest(name: str, names: Sequence[str]) -> str:
             ends[end] for end in difflib.get_close_matches(name.rpartition(".")[2], list(ends), 1)
         ]
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def by_dotted_name(given: Mapping[str, Any]) -> dict[str, object]:
+    """Return settings by the names of layers: a dict or an object of settings holds several."""
+    flags: dict[str, object] = {}
+    for name, value in given.items():
+        if isinstance(value, msgspec.Struct):
+            value = msgspec.structs.asdict(value)
+        if isinstance(value, dict):
+            flags |= {f"{name}.{inner}": each for inner, each in value.items()}
+        else:
+            flags[name] = value
+    return flags
