@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from .settings import BrokerSettings
     from .topics.topics import Topics
 
-__all__ = ["Broker"]
-
 _ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  not for binding
 
 
@@ -179,7 +177,6 @@ class Broker:
                 transactions=transactions,
                 fetch_sessions=FetchSessions(),
                 requests=RequestMeters({api.key: api.name for api in SERVED}),
-                users=users,
                 authorizer=authorizer,
             )
             dispatcher = Dispatcher(SERVED, services, self.faults)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from aiokafka.producer.message_accumulator import BatchBuilder
     from numpy.typing import NDArray
 
-__all__ = ["BatchProducer", "Compression", "ProduceError", "partitions_of"]
-
 _SEED: Final = np.uint32(0x9747B28C)
 _M: Final = np.uint32(0x5BD1E995)
 _MAX_MATRIX_BYTES: Final = 16 * 1024 * 1024

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from kio.schema.errors import ErrorCode
 
-__all__ = ["BrokerError", "RequestError", "shortened"]
-
 _MAX_CHARACTERS: Final = 500
 
 

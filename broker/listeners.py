@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Listener", "read_listeners"]
-
 _LISTENER: Final = re.compile(
     r"(?:(?P<name>[A-Za-z][A-Za-z0-9_.-]*)=)?(?P<protocol>[A-Za-z_]+)://"
     r"(?P<host>\[[^\[\]]+\]|[^:/\[\]]+):(?P<port>\d{1,5})"

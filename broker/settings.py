@@ -28,8 +28,6 @@ from .log.log_config import (
     FsyncPolicy,
 )
 
-__all__ = ["BROKER", "BrokerSettings", "is_loopback"]
-
 KIB = 1024
 MIB = 1024 * KIB
 HOUR = 3600.0

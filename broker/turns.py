@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
-__all__ = ["SLICE_SECONDS", "in_turns"]
-
 SLICE_SECONDS = 0.005
 """Time after which one request gives way to others."""
 

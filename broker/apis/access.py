@@ -27,22 +27,6 @@ if TYPE_CHECKING:
 
     from .api import Api, RequestContext
 
-__all__ = [
-    "ALTER_CLUSTER",
-    "DENIED",
-    "DESCRIBE_CLUSTER",
-    "EVERYONE",
-    "OPERATION_CODES",
-    "Access",
-    "AccessRule",
-    "Call",
-    "Need",
-    "authorized",
-    "authorized_operations",
-    "refusal",
-    "response_list",
-]
-
 DENIED: Final = {
     Resource.TOPIC: ErrorCode.topic_authorization_failed,
     Resource.GROUP: ErrorCode.group_authorization_failed,

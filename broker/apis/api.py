@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from ..authorization.rules import Authorizer, Operation, Resource
     from ..authorization.sasl import SaslExchange
-    from ..authorization.users import Users
     from ..buffer_pool import BufferPool
     from ..coordinators.group_coordinator import GroupCoordinator
     from ..coordinators.transaction_coordinator import TransactionCoordinator
@@ -54,32 +53,6 @@ if TYPE_CHECKING:
     from .meters import RequestMeters
     from .records.fetch_sessions import FetchSessions
     from .records.long_poll import LongPoll
-
-__all__ = [
-    "LEADER_EPOCH",
-    "NO_THROTTLE",
-    "NO_TOPIC_ID",
-    "SMALL_BYTES",
-    "AdvertisedVersions",
-    "AnyApi",
-    "AnyResponse",
-    "Api",
-    "Borrowing",
-    "Buffered",
-    "CloseConnection",
-    "Deferred",
-    "Node",
-    "Outcome",
-    "RawApi",
-    "RawResponse",
-    "RequestContext",
-    "Services",
-    "api",
-    "attempt",
-    "check_listed_once",
-    "read_error",
-    "result_or_refusal",
-]
 
 logger = structlog.get_logger(__name__)
 
@@ -134,7 +107,6 @@ class Services:
     transactions: TransactionCoordinator
     fetch_sessions: FetchSessions
     requests: RequestMeters
-    users: Users | None = None  # None: clients need not authenticate by SASL
     authorizer: Authorizer | None = None  # None: every operation is allowed
 
     @property

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 
     from .api import AnyApi
 
-__all__ = [
-    "SERVED",
-    "UNSUPPORTED",
-    "Unsupported",
-    "advertised_versions",
-    "apis_of",
-    "collect_apis",
-    "unsupported_feature",
-]
-
 
 def collect_apis() -> Iterator[AnyApi]:
     """Return the APIs of every module in the rooms of this package."""

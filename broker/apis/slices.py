@@ -14,8 +14,6 @@ from ..turns import in_turns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["answer_partitions"]
-
 Topic = TypeVar("Topic")
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["PrivateFormat", "WatchedFile"]
-
 logger = structlog.get_logger(__name__)
 
 Content = TypeVar("Content")

@@ -20,22 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-__all__ = [
-    "ANONYMOUS",
-    "ANY_NAME",
-    "CLUSTER",
-    "EVERY_HOST",
-    "Authorizer",
-    "Denial",
-    "Operation",
-    "Question",
-    "Resource",
-    "Rule",
-    "change_rules",
-    "read_rules",
-    "write_rules",
-]
-
 ANONYMOUS: Final = "User:ANONYMOUS"
 """The principal of clients that do not authenticate."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .scram import ScramMechanism
     from .users import Users
 
-__all__ = ["MECHANISMS", "AuthenticationFailed", "SaslExchange"]
-
 MECHANISMS: Final = ("PLAIN", *HASHES)
 
 _FAILURE_DELAY = 0.1  # seconds; slows down guessing on each connection

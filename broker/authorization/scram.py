@@ -18,18 +18,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "DEFAULT_ITERATIONS",
-    "HASHES",
-    "MIN_ITERATIONS",
-    "Credential",
-    "ScramError",
-    "ScramExchange",
-    "ScramMechanism",
-    "hash_password",
-    "password_matches",
-]
-
 ScramMechanism = Literal["SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 HASHES: Final[dict[ScramMechanism, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}

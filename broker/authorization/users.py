@@ -26,16 +26,6 @@ from .scram import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "User",
-    "Users",
-    "change_users",
-    "is_user_name",
-    "make_user",
-    "read_users",
-    "write_users",
-]
-
 _PLAIN_CHECKED_BY: Final[tuple[ScramMechanism, ...]] = ("SCRAM-SHA-512", "SCRAM-SHA-256")
 _MAX_ITERATIONS = 1_000_000
 _FIELDS: Final[Mapping[ScramMechanism, str]] = {

@@ -22,8 +22,6 @@ from .terminal import CommandError, Flag, UsageError, columns, reports, required
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["app"]
-
 app = App(name="acl")
 
 AclFile = Annotated[

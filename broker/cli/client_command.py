@@ -26,16 +26,6 @@ from .terminal import CommandError, UsageError, complain, runs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-__all__ = [
-    "ClientFlags",
-    "ThrottledHandler",
-    "client_command",
-    "client_settings",
-    "explained",
-    "log_client_errors",
-    "raise_refusal",
-]
-
 Arguments = ParamSpec("Arguments")
 
 _GROUP: Final = Group("Connection", sort_key=10)

@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 
     from aiokafka.protocol.api import Response
 
-__all__ = [
-    "ClusterAdmin",
-    "GroupInfo",
-    "MemberInfo",
-    "PartitionInfo",
-    "TopicInfo",
-    "check_partition",
-    "open_admin",
-]
-
 _CREATION_TRIES: Final = 5
 _COORDINATOR_TRIES: Final = 50
 _CONNECTION_TRIES: Final = 50

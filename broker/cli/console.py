@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .console_session import Session
 
-__all__ = ["completer", "completion", "console"]
-
 _HISTORY_LINES = 1000
 
 

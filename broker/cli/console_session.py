@@ -20,8 +20,6 @@ from .topic import show_topic
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-__all__ = ["Session", "open_session"]
-
 _JOIN_SECONDS = 10.0
 
 

@@ -22,8 +22,6 @@ from .terminal import CommandError, Flag, UsageError, required
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-__all__ = ["consume"]
-
 _POLL_MS = 200
 _RECORDS_AT_ONCE = 5_000
 _COMMIT_SECONDS = 10.0

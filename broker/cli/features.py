@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..apis.api import AdvertisedVersions
     from ..apis.catalogue import Unsupported
 
-__all__ = ["features", "unsupported_table"]
-
 _WIDTH = 100
 
 

@@ -12,8 +12,6 @@ from .terminal import UsageError, text_or_base64
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FIELDS", "FORMATS", "formatter"]
-
 _ESCAPES: Final = {r"\n": b"\n", r"\t": b"\t", r"\r": b"\r", r"\0": b"\0", r"\\": b"\\"}
 _PARTS: Final = re.compile(r"\{(\w+)\}|(\\[ntr0\\])|([^{\\]+|[{\\])")
 

@@ -8,8 +8,6 @@ from .client_command import ClientFlags, client_command, client_settings
 from .cluster_admin import GroupInfo, open_admin
 from .terminal import AsJson, columns, required, show
 
-__all__ = ["app", "show_group"]
-
 app = App(name="group")
 
 

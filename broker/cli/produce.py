@@ -17,8 +17,6 @@ from .terminal import CommandError, Texts, pairs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["produce", "read_lines"]
-
 _CHUNK_BYTES = 1024 * 1024
 _MAX_LINE_BYTES = 64 * 1024 * 1024
 

@@ -28,8 +28,6 @@ from .terminal import UsageError, runs, say
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DEADLINE_EXCEEDED", "StopSignal", "deadline", "serve"]
-
 DEADLINE_EXCEEDED: Final = 3
 """Exit code of a process that did not stop in time."""
 

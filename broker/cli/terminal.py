@@ -19,26 +19,6 @@ from ..errors import BrokerError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-__all__ = [
-    "CLEAN",
-    "FAILED",
-    "AsJson",
-    "CommandError",
-    "Flag",
-    "Texts",
-    "UsageError",
-    "columns",
-    "complain",
-    "pairs",
-    "reports",
-    "required",
-    "runs",
-    "say",
-    "say_json",
-    "show",
-    "text_or_base64",
-]
-
 Arguments = ParamSpec("Arguments")
 Name = TypeVar("Name", bound=str)
 

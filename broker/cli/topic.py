@@ -8,8 +8,6 @@ from .client_command import ClientFlags, client_command, client_settings
 from .cluster_admin import TopicInfo, open_admin
 from .terminal import AsJson, Flag, Texts, UsageError, columns, pairs, required, say, show
 
-__all__ = ["app", "show_topic"]
-
 app = App(name="topic")
 
 

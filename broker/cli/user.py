@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ..authorization.users import User
 
-__all__ = ["app"]
-
 app = App(name="user")
 
 UsersFile = Annotated[

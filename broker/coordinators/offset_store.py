@@ -30,24 +30,6 @@ if TYPE_CHECKING:
     from ..topics.topic import TopicPartition
     from .state_log import StateLog
 
-__all__ = [
-    "CommittedOffset",
-    "ConsumerGroupKey",
-    "GroupKey",
-    "OffsetEntry",
-    "OffsetKey",
-    "OffsetStore",
-    "StoredGroup",
-    "decode_consumer_group",
-    "decode_group",
-    "decode_offset",
-    "decode_offsets_key",
-    "encode_group",
-    "encode_group_key",
-    "encode_offset",
-    "encode_offset_key",
-]
-
 _OFFSET_KEY: Final = 1
 _GROUP_KEY: Final = 2
 _CONSUMER_GROUP_KEY: Final = 848

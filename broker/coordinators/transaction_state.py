@@ -26,26 +26,6 @@ if TYPE_CHECKING:
 
     from ..topics.topic import TopicPartition
 
-__all__ = [
-    "LAST_EPOCH",
-    "NO_EPOCH",
-    "NO_PRODUCER",
-    "NO_TIME",
-    "Transaction",
-    "TransactionError",
-    "TransactionState",
-    "add_partitions",
-    "complete",
-    "end",
-    "end_and_raise_epoch",
-    "fence",
-    "initialise",
-    "is_expired",
-    "is_timed_out",
-    "left_open",
-    "verify",
-]
-
 NO_EPOCH: Final = -1
 NO_TIME: Final = -1
 NO_PRODUCER: Final = ProducerIdentity(-1, NO_EPOCH)

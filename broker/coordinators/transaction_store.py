@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from ..log.records import StoredRecord
     from .state_log import StateLog
 
-__all__ = [
-    "TransactionStore",
-    "decode_transaction",
-    "decode_transactional_id",
-    "encode_transaction",
-    "encode_transactional_id",
-]
-
 _VERSION: Final = 0
 _ID_BYTES, _PARTITION_BYTES = 1_000, 100  # in memory
 _FLEXIBLE_VERSION: Final = 1

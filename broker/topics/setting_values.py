@@ -18,8 +18,6 @@ from ..log.log_config import BOUNDS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ConfigType", "Value", "check_value", "invalid", "parse_value", "shown_value"]
-
 Value = str | int | float | bool
 """A value of a setting; that of a list has its elements separated by commas, without spaces."""
 

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from ..log.log_config import LogConfig
     from ..log.partition import PartitionLog
 
-__all__ = [
-    "INTERNAL_TOPICS",
-    "OFFSETS_TOPIC",
-    "TRANSACTIONS_TOPIC",
-    "Partition",
-    "Topic",
-    "TopicPartition",
-    "Watch",
-    "check_collision",
-    "check_topic_name",
-    "internal_topic",
-]
-
 TopicPartition: TypeAlias = tuple[str, int]
 """Name of a topic and index of one of its partitions."""
 

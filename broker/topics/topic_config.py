@@ -14,20 +14,6 @@ if TYPE_CHECKING:
 
     from ..settings import BrokerSettings
 
-__all__ = [
-    "TOPIC_SETTINGS",
-    "ConfigEntry",
-    "ConfigSource",
-    "ConfigType",
-    "Defaults",
-    "Synonym",
-    "TopicSetting",
-    "checked_log_config",
-    "default_log_config",
-    "describe_topic_config",
-    "log_config",
-]
-
 
 class ConfigSource(IntEnum):
     """The origin of a value, in DescribeConfigs and CreateTopics."""

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ..log.log_config import LogConfig
     from ..settings import BrokerSettings
 
-__all__ = ["DELETED_MARK", "DESCRIPTION", "Topic", "TopicDescription", "TopicStore", "Topics"]
-
 logger = structlog.get_logger(__name__)
 
 DESCRIPTION = "topic.json"

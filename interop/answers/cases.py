@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kmr.broker.topics.topic_config import TOPIC_SETTINGS, ConfigType
+from kmr.broker.topics.setting_values import ConfigType
+from kmr.broker.topics.topic_config import TOPIC_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,7 +19,7 @@ from .clients.via_aiokafka import Aiokafka
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kmr.broker.topics.topics import Topic
+    from kmr.broker.topics.topic import Topic
     from kmr.testing import StartBroker
 
     from .conftest import Serve

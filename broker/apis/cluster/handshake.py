@@ -30,14 +30,6 @@ if TYPE_CHECKING:
     from ...authorization.sasl import SaslExchange
     from ..api import RequestContext, Services
 
-__all__ = [
-    "API_VERSIONS",
-    "AUTHENTICATE",
-    "BEFORE_AUTHENTICATION",
-    "answer_bare",
-    "served_versions",
-]
-
 API_VERSIONS: Final = 18
 _HANDSHAKE: Final = 17
 AUTHENTICATE: Final = 36

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ..access import Call
     from ..api import RequestContext
 
-__all__ = ["check_offsets", "commit_response", "offset_commit", "offset_fetch"]
-
 logger = structlog.get_logger(__name__)
 
 # -- OffsetCommit ----------------------------------------------------------------------------------

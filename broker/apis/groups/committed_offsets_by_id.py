@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ..access import Call
     from ..api import RequestContext
 
-__all__: list[str] = []
-
 
 class _Topics:
     """The topics of one request: `names` of the known ids, and what was asked of the `unknown` ones."""

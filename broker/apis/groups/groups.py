@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from ..access import Call
     from ..api import RequestContext
 
-__all__ = ["group_error_code", "group_outcome"]
-
 _COORDINATED: Final = {0: Resource.GROUP, 1: Resource.TRANSACTIONAL_ID}
 """By key type."""
 

@@ -23,12 +23,12 @@ from kmr.config.schema import settings_of
 
 from ...authorization.rules import Operation, Resource
 from ...errors import RequestError
+from ...topics.setting_values import ConfigType
 from ...topics.topic import check_topic_name
 from ...topics.topic_config import (
     TOPIC_SETTINGS,
     ConfigEntry,
     ConfigSource,
-    ConfigType,
     Synonym,
     default_log_config,
     describe_topic_config,

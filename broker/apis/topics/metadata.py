@@ -27,11 +27,9 @@ from ..api import LEADER_EPOCH, NO_THROTTLE, api, attempt
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ...topics.topics import Topic
+    from ...topics.topic import Topic
     from ..access import Call
     from ..api import RequestContext
-
-__all__ = ["topic_name"]
 
 _MAX_PARTITIONS = 2000  # of one page, as Kafka's max.request.partition.size.limit
 _NO_ID = UUID(int=0)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ..access import Call
     from ..api import RequestContext
 
-__all__ = ["check_replicas"]
-
 _DEFAULT = -1
 _NO_ID = UUID(int=0)
 

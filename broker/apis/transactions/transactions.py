@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ..access import Call
     from ..api import RequestContext
 
-__all__ = ["transaction_error_code"]
-
 _FIRST_WITH_PRODUCER_FENCED = 2
 _FIRST_INIT_WITH_PRODUCER_FENCED = 4
 _FIRST_COMMIT_WITH_TRANSACTION_ABORTABLE = 4

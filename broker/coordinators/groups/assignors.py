@@ -13,8 +13,6 @@ from uuid import UUID
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-__all__ = ["ASSIGNORS", "DEFAULT_ASSIGNOR", "Assignment", "AssignorInput", "range_", "uniform"]
-
 Assignment = dict[str, frozenset[tuple[UUID, int]]]
 """The (topic id, partition) pairs of each member."""
 

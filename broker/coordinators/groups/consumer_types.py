@@ -15,17 +15,6 @@ from .group_types import MEMBER_BYTES, GroupError, TimerHandle, by_topic
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "JOIN_EPOCH",
-    "STATIC_LEAVE_EPOCH",
-    "ConsumerGroupState",
-    "ConsumerHeartbeat",
-    "ConsumerHeartbeatResult",
-    "ConsumerMember",
-    "Partitions",
-    "names_bytes",
-]
-
 JOIN_EPOCH: Final = 0
 STATIC_LEAVE_EPOCH: Final = -2
 _DEFAULT_REBALANCE_TIMEOUT: Final = 300.0

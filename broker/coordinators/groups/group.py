@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ...settings import BrokerSettings
     from .group_types import Clock, JoinRequest, SyncRequest, TimerHandle, Waiter
 
-__all__ = ["Group"]
-
 _NEXT: Final = {
     # A stored generation is restored as stable.
     GroupState.EMPTY: {GroupState.PREPARING_REBALANCE, GroupState.STABLE, GroupState.DEAD},

@@ -23,8 +23,6 @@ from .group_types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Member", "Members", "metadata_bytes", "new_member_id"]
-
 _MAX_ID_PREFIX: Final = 249
 
 

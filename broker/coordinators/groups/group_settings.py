@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from ...settings import BrokerSettings
 
-__all__ = ["GROUP_SETTINGS", "GroupSettings"]
-
 
 class _Setting(NamedTuple):
     """`field`: of `BrokerSettings`, with the default; `low`, `high`: Kafka's limits in milliseconds."""

@@ -10,27 +10,6 @@ from enum import Enum, auto
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-__all__ = [
-    "GROUP_BYTES",
-    "MEMBER_BYTES",
-    "NO_GENERATION",
-    "Clock",
-    "GroupDescription",
-    "GroupError",
-    "GroupSnapshot",
-    "GroupState",
-    "JoinRequest",
-    "JoinResult",
-    "MemberIdentity",
-    "MemberSnapshot",
-    "ProtocolChoice",
-    "SyncRequest",
-    "SyncResult",
-    "TimerHandle",
-    "Waiter",
-    "by_topic",
-]
-
 GROUP_BYTES, MEMBER_BYTES = 2_000, 2_000
 """About the memory of a group and of a member, without what clients say."""
 

@@ -8,7 +8,7 @@ from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker
 from kmr.broker.log.records import CODECS, parse_header
-from kmr.broker.topics.topics import Topic
+from kmr.broker.topics.topic import Topic
 
 Connect = Callable[[Broker], Awaitable[Any]]
 Start = Callable[..., Awaitable[Broker]]
