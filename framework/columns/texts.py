@@ -15,8 +15,9 @@ text wraps at 32767. Such times are ISO 8601 with a sign here: `+57837-03-01T00:
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -38,7 +39,7 @@ from .kinds import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from .kinds import Array, Mask
 
@@ -50,6 +51,7 @@ UNITS: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 _DAY: Final = 86_400
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, as days since 1970
+_UNNAMED: Final = re.compile(r'[\x00-\x1f"\\]')  # no name of a field of msgspec has these
 _EXCERPT: Final = 60
 
 
@@ -377,10 +379,7 @@ def _objects_of_structs(array: Array, *, nul: bool) -> Json:
         values, bad = _json(pc.struct_field(array, [at]), nul=nul)
         refused |= {row: f".{name}{why}" for row, why in bad.items() if valid is None or valid[row]}
         children.append(values)
-    if not children:
-        return Json(_with_nulls(null, [{} for _ in range(len(array))]), refused)
-    objects = [dict(zip(names, row, strict=True)) for row in zip(*children, strict=True)]
-    return Json(_with_nulls(null, objects), refused)
+    return Json(_with_nulls(null, _objects(tuple(names), children, len(array))), refused)
 
 
 class JsonRows(NamedTuple):
@@ -397,28 +396,38 @@ class JsonRows(NamedTuple):
 
 def json_rows(table: pa.Table) -> JsonRows:
     """Encode each row as a JSON object."""
+    names = table.column_names
+    if len(set(names)) < len(names):
+        reason = "the rows have a column twice, which no JSON object has"
+        return JsonRows([b""] * table.num_rows, dict.fromkeys(range(table.num_rows), reason))
     columns: list[list[Any]] = []
     refused: dict[int, str] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
+    for name, column in zip(names, table.columns, strict=True):
         values, bad = json_values(whole(column))
         for row, why in bad.items():
             refused.setdefault(row, f"column {name}{why}")
         columns.append(values)
-    objects = list(
-        map(msgspec.json.Encoder().encode, _structs(table.column_names, columns, table.num_rows))
-    )
+    rows = _objects(tuple(names), columns, table.num_rows)
+    objects = list(map(msgspec.json.Encoder().encode, rows))
     for row in refused:
         objects[row] = b""
     return JsonRows(objects, refused)
 
 
-def _structs(names: Sequence[str], columns: list[list[Any]], rows: int) -> Iterator[msgspec.Struct]:
-    """Make structs of the rows, of a type for these columns: msgspec encodes them fastest."""
+def _objects(names: tuple[str, ...], columns: Sequence[list[Any]], rows: int) -> list[Any]:
+    """Make objects of columns: of a class for these names, which msgspec encodes fastest, or dicts."""
+    if _UNNAMED.search("".join(names)):
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    made = _class_of(names)
+    return list(map(made, *columns)) if columns else [made() for _ in range(rows)]
+
+
+@lru_cache(maxsize=256)
+def _class_of(names: tuple[str, ...]) -> type[msgspec.Struct]:
     # A column's name need not be a Python identifier.
     fields = [(f"c{position}", object) for position in range(len(names))]
     rename = {field: name for (field, _), name in zip(fields, names, strict=True)}
-    row = msgspec.defstruct("Row", fields, rename=rename, gc=False)
-    return map(row, *columns) if columns else (row() for _ in range(rows))
+    return msgspec.defstruct("Row", fields, rename=rename, gc=False)
 
 
 def json_texts(array: Array, *, nul: bool = True) -> tuple[Array, dict[int, str]]:
@@ -450,7 +459,7 @@ def _python_value(array: Array, row: int) -> Any:
         one = array.slice(row, 1)
         if is_text(plain(one).type):
             return plain(one).cast(pa.large_binary())[0].as_py().decode(errors="replace")
-        return json_values(one).values[0]
+        return msgspec.to_builtins(json_values(one).values[0])
 
 
 def excerpt(value: object) -> str:

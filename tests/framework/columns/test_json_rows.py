@@ -122,3 +122,15 @@ def test_a_byte_that_is_a_boolean_is_written_as_one() -> None:
     storage = pa.array([0, 7, None], pa.int8())
     table = pa.table({"v": pa.ExtensionArray.from_storage(pa.bool8(), storage)})
     assert [line["v"] for line in written(table)] == [False, True, None]
+
+
+@given(st.lists(st.text(max_size=3), min_size=1, max_size=3, unique=True))
+def test_names_of_columns_and_fields_may_be_any_text(names: list[str]) -> None:
+    nested = pa.array([dict.fromkeys(names, 1)], pa.struct([(name, pa.int64()) for name in names]))
+    table = pa.table([pa.array([1])] * len(names) + [nested], names=[*names, "the nested one"])
+    assert written(table) == [dict.fromkeys(names, 1) | {"the nested one": dict.fromkeys(names, 1)}]
+
+
+def test_a_column_that_is_there_twice_refuses_its_rows() -> None:
+    rows = json_rows(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]))
+    assert rows.refused == {0: "the rows have a column twice, which no JSON object has"}
