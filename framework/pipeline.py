@@ -156,7 +156,7 @@ class Pipeline:
         )
 
     @property
-    def _stages(self) -> list[ReduceStage]:
+    def reduce_stages(self) -> list[ReduceStage]:
         """All reduce stages in the order of the flow; the error stage is the last."""
         errors = [self._error_stage] if self._error_stage is not None else []
         return [*self._lanes.stages, *errors]
@@ -269,11 +269,11 @@ class Pipeline:
             tasks.start_soon(end_after, self.committer.wait_fenced)
 
     def _flush_collected(self, *, on: bool) -> None:
-        for stage in self._stages:
+        for stage in self.reduce_stages:
             stage.trigger.revoke(on=on)
 
     def _make_room(self) -> None:
-        for stage in self._stages:
+        for stage in self.reduce_stages:
             stage.trigger.budget_exhausted()
 
     def _await_errors(self, on: bool) -> None:
@@ -289,7 +289,7 @@ class Pipeline:
         self._taking_in.cancel()
         for map_stage in self._maps.values():
             map_stage.drain()
-        for stage in self._stages:
+        for stage in self.reduce_stages:
             stage.trigger.drain()
 
     def abandon(self) -> None:
@@ -382,7 +382,7 @@ class Pipeline:
         """Return the status of every stage, in the order of the flow."""
         now = anyio.current_time()
         maps = (stage.status(now) for _, stage in sorted(self._maps.items()))
-        return (*maps, *(stage.status(now) for stage in self._stages))
+        return (*maps, *(stage.status(now) for stage in self.reduce_stages))
 
     def undrained(self) -> list[str]:
         """Return the offsets that are in flight and not settled, by partition."""

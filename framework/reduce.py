@@ -287,6 +287,10 @@ class ReduceStage:
                 anyio.current_time() - self._flushing_since
             )
 
+    def held(self) -> list[Rows]:
+        """Return the rows that are collected or being flushed."""
+        return [rows for buffer in self._buffers for rows in buffer.held]
+
     def status(self, now: float) -> StageStatus:
         """Return the stage's present activity; `now` is the event loop's time."""
         activity: Literal["idle", "waiting", "collecting", "flushing", "retrying", "held"]

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ..strategy import ERROR_STAGE
+
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
+    from ..pipeline import Pipeline
     from ..record import Rows, TopicPartition
     from ..reducers.sink import Delivery
     from .world import Member, World
@@ -148,6 +151,21 @@ class SinkChecks:
                 "a record is in the sink that the map filters or fails on",
                 f"{partition}[{int(extra[0])}]",
             )
+
+
+def _held(pipeline: Pipeline, *, errors: bool) -> int:
+    """Return the bytes of the rows that stages have collected, without those of lost partitions.
+
+    Args:
+        errors: count those of the error stage, too: with at most once, they are settled before.
+    """
+    return sum(
+        rows.nbytes
+        for stage in pipeline.reduce_stages
+        if errors or stage.name != ERROR_STAGE
+        for rows in stage.held()
+        if pipeline.ledgers.is_current(rows.ranges)
+    )
 
 
 class Checks:
@@ -289,6 +307,12 @@ class Checks:
             self._world.problem(
                 "more bytes are in flight than the budget allows",
                 f"{member.name}: {budget.used} of {budget.limit}; {most} with a batch of each partition",
+            )
+        held = _held(worker.pipeline, errors=self.expected.delivery != "at-most-once")
+        if held > budget.used:
+            self._world.problem(
+                "rows are held that are not counted",
+                f"{member.name}: the stages hold {held} bytes, and {budget.used} are in flight",
             )
         if budget.used < 0 or budget.unmapped < 0:
             self._world.problem(

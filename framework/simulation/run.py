@@ -46,6 +46,7 @@ _LOOK: Final = 0.5
 _REVOKE: Final = 8.0
 _SHUTDOWN: Final = 20.0
 _ENOUGH: Final = 64 * 1024 * 1024
+_LEAST: Final = 1024  # of `inflight_bytes`: one fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,7 @@ class _Simulation:
         world.expel = self._expel
         self.strategy = with_models(strategy, places, schedule.max_rows)
         self.metrics = metrics
-        self.settings = _settings_of(
-            tuple(sorted({at.topic for at in log})), schedule.budget or _ENOUGH
-        )
+        self._topics = tuple(sorted({at.topic for at in log}))
         self.members: list[Member] = []
         self._context = copy_context()
         self._is_over = False
@@ -168,6 +167,11 @@ class _Simulation:
             None,
         )
 
+    def _settings(self, number: int) -> Settings:
+        """Return the settings of a member; each second life of it has half of the budget."""
+        budget = self.schedule.budget // (1 if self._lives[number] % 2 else 2)
+        return _settings_of(self._topics, max(budget, _LEAST) if budget else _ENOUGH)
+
     def _start(self, number: int) -> None:
         self._lives[number] += 1
         member = Member(number, self._lives[number])
@@ -185,7 +189,10 @@ class _Simulation:
                 member.scope.cancel()
             try:
                 worker = member.worker = Worker(
-                    self.strategy, self.settings, metrics=self.metrics, consumer=consumer
+                    self.strategy,
+                    self._settings(member.number),
+                    metrics=self.metrics,
+                    consumer=consumer,
                 )
                 await worker.run()
             except Exception as error:  # noqa: BLE001  judged below

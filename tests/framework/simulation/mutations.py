@@ -36,6 +36,7 @@ class Mutation(NamedTuple):
 
 
 _ANNOUNCED: Final = ("clickhouse", "batched into clickhouse", "chain of ranges")
+_FAN_OUT: Final = ("fan-out into clickhouse", "fan-out at least once")
 _AT_MOST_ONCE: Final = ("at most once",)
 _TRANSACTIONS: Final = ("transactions",)
 _BRANCHES: Final = ("branches", "branches at least once")
@@ -273,7 +274,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "announcements of others are not read": Mutation(
         "events.py",
-        "announcement = self._announced(partition, entry)",
+        "announcement = self._replayed(partition, announced.get(partition))",
         "announcement = None",
         of=_ANNOUNCED,
     ),
@@ -320,14 +321,17 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "each attempt of an insert has another token": Mutation(
         "sinks/clickhouse/inserts.py",
-        '"insert_deduplication_token": section.token}',
-        '"insert_deduplication_token": f"{section.token}{id(body)}"}',
+        '"insert_deduplication_token": section.token,',
+        '"insert_deduplication_token": f"{section.token}{id(body)}",',
     ),
     "rows of a repeated insert are not counted": Mutation(
         "sinks/clickhouse/inserts.py", "if found >= expected or (found and alone):", "if True:"
     ),
     "a full queue does not pause its partition": Mutation(
         "intake/backpressure.py", "self._consumer.pause([batch.topic_partition])", "pass"
+    ),
+    "the rows of a part stay counted until their whole batch is settled": Mutation(
+        "delivery/ledger.py", "if last < part.last:", "if False:", of=_FAN_OUT
     ),
     "the budget is not looked at": Mutation(
         "intake/backpressure.py",

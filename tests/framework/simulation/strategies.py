@@ -31,6 +31,13 @@ def locate(record: Record) -> list[dict[str, int]] | None:
 
 
 @map_record
+def expand(record: Record) -> list[dict[str, object]] | None:
+    """Map a record to the rows of `locate`, fifty times, each with some text."""
+    rows = locate(record)
+    return None if rows is None else [row | {"text": "x" * 20} for row in rows for _ in range(50)]
+
+
+@map_record
 def divide(record: Record) -> list[tuple[dict[str, int], str]] | None:
     """Map a record to the rows of `locate`, the first in one branch and the second in another."""
     rows = locate(record)
@@ -79,6 +86,12 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
         locate, [KafkaWriter("out", delivery="exactly-once")], reduce_err=_errors()
     ),
     "chain at least once": lambda: _chain(MemoryWriter(Journal())),
+    "fan-out into clickhouse": lambda: Strategy(
+        expand, [ClickHouseWriter("hits", url="http://localhost:1")], reduce_err=_errors()
+    ),
+    "fan-out at least once": lambda: Strategy(
+        expand, [Batcher(), MemoryWriter(Journal())], reduce_err=_errors()
+    ),
     "branches": lambda: Strategy(
         divide,
         {
