@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import time
 from enum import Enum
 from functools import lru_cache
 from itertools import chain
@@ -212,8 +213,7 @@ def _column(
     """Convert the values of one column; those that do not fit become null, and get a reason in `misfits`."""
     with suppress(Exception):  # a value may be of any class
         column = pa.array(values, kind)
-        # Beside a time, Arrow takes a number for a time.
-        if kind is not None or not pa.types.is_temporal(column.type) or _have_one_class(values):
+        if kind is not None or _are_as_they_were(values, column.type):
             return column
     refused: dict[int, str] = {}
     if kind is None:
@@ -225,8 +225,30 @@ def _column(
     return pa.array([None if at in refused else each for at, each in enumerate(values)], kind)
 
 
+def _are_as_they_were(values: list[Any], kind: pa.DataType) -> bool:
+    """Return whether Arrow took each value for what it is.
+
+    Beside a time it takes a number for a time, beside numbers a UUID, a boolean or NumPy's for a number; it
+    drops the zone of a time of day, and of a point in time beside one without.
+    """
+    if pa.types.is_temporal(kind):
+        return _have_one_class(values) and not (
+            getattr(kind, "tz", None) is None and any(map(_has_zone, values))
+        )
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        classes = set(map(type, values)) - {type(None)}
+        return len(classes) <= 1 or classes <= {int, float}
+    return True
+
+
+def _has_zone(value: Any) -> bool:
+    return getattr(value, "tzinfo", None) is not None
+
+
 def _plain(value: Any) -> Any:
     """Return a value that Arrow has a type for: Enums by their values, objects of row classes as dicts."""
+    if isinstance(value, np.integer | np.floating):
+        return value.item()
     if isinstance(value, Enum):
         return _plain(value.value)
     if isinstance(value, Mapping):
@@ -242,10 +264,12 @@ def _have_one_class(values: list[Any]) -> bool:
 
 def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
     """Choose the type that fits most values; `refused` gets those that it does not fit."""
-    rows_of_class: dict[type, list[int]] = {}
+    rows_of_class: dict[Any, list[int]] = {}
     for row, value in enumerate(values):
-        if value is not None:
-            rows_of_class.setdefault(type(value), []).append(row)
+        if isinstance(value, time) and _has_zone(value):
+            refused[row] = f"{value!r}: a time of day with a zone has no type; return a datetime"
+        elif value is not None:
+            rows_of_class.setdefault((type(value), _has_zone(value)), []).append(row)
     rows_of_type: dict[pa.DataType, list[int]] = {}
     for rows in rows_of_class.values():
         for some, array in convert(values, rows, None, refused):
@@ -371,6 +395,12 @@ def columns_of(function: Callable[..., Any], result: object) -> tuple[pa.Table |
         raise StrategyError(
             f"map function {_name(function)} returned {type(result).__name__}; "
             "return a table of pyarrow, Polars, DuckDB or pandas, a pair of that and `keep`, or None"
+        )
+    names = table.column_names
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise StrategyError(
+            f"map function {_name(function)} returned two columns {twice}; rename one of them"
         )
     return table, keep
 

@@ -137,3 +137,10 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(StrategyError, match="needs polars: pip install polars"):
         map_batch(input="polars")(len)
+
+
+def test_views_become_texts_that_pyarrow_can_take_rows_of() -> None:
+    views = pa.array(["a", None, "b"], pa.string_view())
+    table = as_table(pa.table({"v": views, "n": pa.array([b"x", b"", None], pa.binary_view())}))
+    assert table is not None
+    assert table.take([2, 0]).to_pylist() == [{"v": "b", "n": None}, {"v": "a", "n": b"x"}]

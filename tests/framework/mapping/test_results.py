@@ -1,9 +1,11 @@
 """The results of map functions as columns: types, schemas, offsets, and results that are refused."""
 
 from collections import Counter, defaultdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time, timedelta, timezone
 from typing import Any
+from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, map_batch, map_record
-from kmr.mapping.results import bytes_made
+from kmr.mapping.results import bytes_made, columns_of, from_rows
 from kmr.record import Record
 from kmr.testing import batch_of
 
@@ -281,3 +283,32 @@ def test_rows_cost_the_buffers_that_they_do_not_share_with_the_records() -> None
     assert cost(shared) == 0
     assert cost(added) == 100 * 8
     assert cost(a_slice_of_more) == 100_000 * 8
+
+
+@pytest.mark.parametrize(
+    ("values", "refused"),
+    [
+        ([5, UUID(int=1), 6], [1]),
+        ([1.5, True, 2.5], [1]),
+        ([0.5, np.uint64(2**64 - 1), 1.5], [1]),
+        ([time(1, tzinfo=UTC), time(2), time(3)], [0]),
+        ([datetime(2024, 1, 1), datetime(2024, 1, 1, tzinfo=timezone(timedelta(hours=5)))], [0]),  # noqa: DTZ001
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_a_value_of_another_class_is_itself_or_is_refused(
+    values: list[Any], refused: list[int]
+) -> None:
+    rows = [{"v": value} for value in values]
+    mapped = from_rows(None, rows, list(range(len(rows))), [])
+    assert [failure.offset for failure in mapped.failures] == refused
+    assert mapped.table is not None
+    kept = [value for row, value in enumerate(values) if row not in refused]
+    for found, value in zip(mapped.table["v"].to_pylist(), kept, strict=True):
+        assert found == value
+
+
+def test_two_columns_of_one_name_are_refused_with_it() -> None:
+    twice = pa.table([pa.array([1]), pa.array([2])], names=["v", "v"])
+    with pytest.raises(StrategyError, match="returned two columns v"):
+        columns_of(len, twice)

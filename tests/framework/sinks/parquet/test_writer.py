@@ -16,7 +16,7 @@ import pytest
 from pyarrow import fs
 
 from kmr.delivery.announcement import Announcement
-from kmr.errors import StrategyError
+from kmr.errors import Escaped, StrategyError
 from kmr.record import Range, Rows, TopicPartition
 from kmr.reducers.reducer import Retry
 from kmr.reducers.sink import Write
@@ -118,7 +118,7 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
             patch.setattr(pq, "write_table", step(pq.write_table))
             try:
                 await flush(writer, rows(0, 4, **days))
-            except BaseExceptionGroup:
+            except Escaped:
                 killed = True
         assert set(offsets_in(target)) <= set(range(5))
         heir = await opened(target, context, partition_by=partition_by)
