@@ -54,6 +54,7 @@ logger = structlog.get_logger(__name__)
 
 LATEST: Final = -1
 """The version that stands for the latest one."""
+_MOST_REASON: Final = 300  # characters
 _MOST_NESTED: Final = 100  # references to schemas that have references
 _REFERRED_CHARACTERS: Final = 8 * 1024 * 1024
 _PARSED_CHARACTERS: Final = 4 * 1024 * 1024
@@ -434,9 +435,10 @@ class Registry:
                 raise
             except RecursionError:
                 raise invalid_schema("it is nested too deeply") from None
-            except Exception as error:
-                logger.warning("a schema is refused that its library does not take", exc_info=error)
-                raise invalid_schema(f"it cannot be used: {error!r}") from error
+            except Exception as error:  # noqa: BLE001  libraries raise anything for a wrong schema
+                reason = repr(error)[:_MOST_REASON]
+                logger.warning("a schema is refused that its library does not take", reason=reason)
+                raise invalid_schema(f"it cannot be used: {reason}") from None
 
         return await to_thread.run_sync(attempt, limiter=self._computing)
 
