@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from chaos.faults import FAULTS
 from chaos.hanging import DEADLINE, HangingMap, SinkPastDeadline
 from chaos.hostile import HostileClient
-from chaos.resets import ResetOffsets
+from chaos.resets import ResetOffsets, ResetPastSuspended
 from chaos.shape import GroupSpec, Shape
 from chaos.together import KillOneOfMany, RollWorkers
 from chaos.verdicts import Delivery, Promise
@@ -28,6 +28,7 @@ EVERY_FAULT: Final[dict[str, Fault[Site]]] = FAULTS | {
     fault.name: fault
     for fault in (
         *(HangingMap(), SinkPastDeadline(), HostileClient(), ResetOffsets()),
+        ResetPastSuspended(),
         *(KillOneOfMany(), RollWorkers()),
     )
 }
@@ -73,6 +74,7 @@ class Scenario:
                 "exactly-once" if self.finds else cast("Delivery", spec.workload.mode),
                 # The writer gets rows of several partitions at once, and makes several INSERTs of them.
                 ordered=not spec.workload.chain,
+                kept=spec.workload.table_engine != "expired",
             )
             for spec in groups
         ]
@@ -116,6 +118,7 @@ def _group(
     results: str = "",
     sink: Sink = "clickhouse",
     together: bool = False,
+    **more: Any,
 ) -> GroupSpec:
     table = f"chaos_{name}"
     dead_letters = f"chaos-{name}-dead" if dead == "topic" else ""
@@ -126,6 +129,7 @@ def _group(
         evolve=evolve,
         topic=results,
         sink=sink,
+        **more,
     )
     return GroupSpec(name, workload, workers, engine, together)
 
@@ -215,6 +219,43 @@ SLOW: Final = (
         Shape([_group("exactly-once", 1, dead="table", engine="spark")], links=True),
         ("kill-clickhouse-and-workers", "kill-clickhouse-writing", "kill-worker"),
         patience=240,
+    ),
+    Scenario(
+        "fan-out",
+        "40 rows of each record with a budget of 64 MiB: SIGKILL of workers, broker, ClickHouse",
+        Shape(
+            [_group("exactly-once", fan_out=40)],
+            rate=1_000,
+            flags=("--inflight-bytes", "64MiB"),
+        ),
+        ("kill-worker", "kill-broker", "kill-clickhouse", "short-storm"),
+    ),
+    Scenario(
+        "merging-tables",
+        "tables that merge rows of one key, or expire them at once: nobody counts in vain, or stands still",
+        Shape(
+            [
+                _group("exactly-once", name="replacing", table_engine="ReplacingMergeTree"),
+                _group("exactly-once", name="summing", table_engine="SummingMergeTree"),
+                _group("exactly-once", name="expired", table_engine="expired"),
+            ],
+            links=True,
+            rate=1_000,
+        ),
+        ("drop-answer-and-kill", "kill-clickhouse", "kill-worker", "short-storm"),
+    ),
+    Scenario(
+        "every-exception",
+        "a map that raises CancelledError, SystemExit, KeyboardInterrupt and others: they are dead letters",
+        Shape([_group("exactly-once", together=True, raises=True)], poison_every=250, rate=1_000),
+        ("kill-one-of-many", "kill-worker", "roll-workers"),
+    ),
+    Scenario(
+        "reset-past-suspended",
+        "the rows are deleted and the group is reset while a worker is suspended, which wakes up late",
+        Shape([_group("exactly-once", 3, dead="table")], rate=1_000),
+        ("reset-past-suspended",),
+        rounds=2,
     ),
     Scenario(
         "topic-to-topic",

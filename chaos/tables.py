@@ -10,6 +10,7 @@ import aiokafka
 import anyio
 import clickhouse_connect
 import msgspec
+import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,11 +33,15 @@ _DDL: Final = (
     "CREATE TABLE {name} (`topic` LowCardinality(String), `partition` UInt32, `offset` UInt64, {id}"
     # one value for all rows of an INSERT: when it began
     "`inserted` DateTime64(9) DEFAULT now64(9)) "
-    "ENGINE = MergeTree ORDER BY (topic, partition, offset) "
+    "ENGINE = {engine} ORDER BY (topic, partition, offset) {ttl}"
     "SETTINGS non_replicated_deduplication_window = 10000"
 )
 
 
+_ENGINES: Final = {
+    "SummingMergeTree": ("SummingMergeTree(id)", ""),
+    "expired": ("MergeTree", "TTL toDateTime(inserted) - INTERVAL 1 DAY "),
+}
 _POSTGRES_DDL: Final = (
     'CREATE TABLE {name} (topic text, partition int, "offset" bigint, id bigint, '
     "inserted timestamptz DEFAULT now())"  # the start of the transaction
@@ -62,9 +67,11 @@ async def create(places: Places, workload: Workload) -> None:
     url = places.clickhouse
     async with _client(url) as client:
         own = "" if workload.evolve else "`id` UInt64, "
-        await client.command(_DDL.format(name=workload.table, id=own))
+        engine, ttl = _ENGINES.get(workload.table_engine, (workload.table_engine, ""))
+        await client.command(_DDL.format(name=workload.table, id=own, engine=engine, ttl=ttl))
         if workload.dead_table:
-            await client.command(_DDL.format(name=workload.dead_table, id=""))
+            plain = {"id": "", "engine": "MergeTree", "ttl": ""}
+            await client.command(_DDL.format(name=workload.dead_table, **plain))
 
 
 async def drop(url: str, workload: Workload) -> None:
@@ -123,7 +130,19 @@ async def _read(places: Places, table: str, workload: Workload | None) -> pa.Tab
         found: pa.Table = await client.query_arrow(
             f"SELECT {columns} toUnixTimestamp64Nano(inserted) AS time FROM {table}"  # noqa: S608
         )
+    if workload is not None and workload.fan_out > 1:
+        return _whole_records(found, workload.fan_out)
     return found
+
+
+def _whole_records(rows: pa.Table, fan_out: int) -> pa.Table:
+    """One line for each time that all rows of a record are there, and one more for rows beyond that."""
+    keys = ["topic", "partition", "offset", "id"]
+    counted = rows.group_by(keys).aggregate([("time", "min"), ("time", "count")])
+    number = counted["time_count"].to_numpy()
+    times = np.where(number > fan_out, -(-number // fan_out), number // fan_out)
+    lines = counted.take(np.repeat(np.arange(len(counted)), times))
+    return lines.select([*keys, "time_min"]).rename_columns([*keys, "time"])
 
 
 async def _read_postgres(url: str, table: str) -> pa.Table:

@@ -30,12 +30,14 @@ class Promise:
 
     Attributes:
         ordered: records of a partition come to the sink in order, also those of one flush.
+        kept: the table keeps its rows; else only what the group has committed is judged.
     """
 
     group: str
     topic: str
     delivery: Delivery
     ordered: bool = True
+    kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)

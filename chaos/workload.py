@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -34,6 +37,9 @@ Mode = Literal[
 """How the strategy delivers; the last two have the guarantee switched off."""
 
 Sink = Literal["clickhouse", "postgres", "parquet"]
+
+TableEngine = Literal["MergeTree", "ReplacingMergeTree", "SummingMergeTree", "expired"]
+"""Of the table; `expired`: a MergeTree whose TTL has passed when a row is written."""
 
 ID_BYTES: Final = 20
 """A record's value begins with its id, in so many decimal digits."""
@@ -70,6 +76,9 @@ class Workload:
         evolve: rows get new columns all the time, which the writer adds to the table.
         topic: where rows go instead, in transactions that commit their offsets too.
         sink: what the table is in: a directory of its name, with `parquet`.
+        table_engine: of a ClickHouse table.
+        fan_out: how many rows a record becomes, all alike.
+        raises: poison makes the map raise what is no `Exception`.
     """
 
     table: str
@@ -83,6 +92,9 @@ class Workload:
     evolve: bool = False
     topic: str = ""
     sink: Sink = "clickhouse"
+    table_engine: TableEngine = "MergeTree"
+    fan_out: int = 1
+    raises: bool = False
 
     def environment(self) -> dict[str, str]:
         """The worker's environment variables for it."""
@@ -97,6 +109,8 @@ class Workload:
             "sink_timeout": float,
             "chain": "True".__eq__,
             "evolve": "True".__eq__,
+            "fan_out": int,
+            "raises": "True".__eq__,
         }
         return cls(
             **{
@@ -122,6 +136,10 @@ class Workload:
         )
 
     def _map(self) -> Callable[..., Any]:
+        if self.raises:
+            return identify_or_raise
+        if self.fan_out > 1:
+            return map_batch(partial(identify_often, self.fan_out))
         if self.evolve:
             return identify_anew
         has_table = self.sink in ("clickhouse", "postgres") and not self.topic
@@ -174,6 +192,10 @@ class Workload:
         return None
 
 
+class Unusual(BaseException):
+    """What no library expects."""
+
+
 @map_batch
 def identify(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The id of each record; a value that does not begin with one is poison.
@@ -195,6 +217,24 @@ def identify_with_place(batch: pa.RecordBatch) -> pa.RecordBatch:
     for name in ("topic", "partition", "offset"):
         rows = rows.append_column(name, batch.column(name))
     return rows
+
+
+def identify_often(fan_out: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """As `identify`, each row so often."""
+    rows = identify(batch)
+    return rows.take(np.repeat(np.arange(rows.num_rows), fan_out))
+
+
+_raised = cycle([asyncio.CancelledError, SystemExit, KeyboardInterrupt, Unusual])
+
+
+@map_batch
+def identify_or_raise(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """As `identify`, but poison raises each kind of `BaseException` in turn."""
+    try:
+        return identify(batch)
+    except pa.ArrowInvalid as error:
+        raise next(_raised)(str(error)) from None
 
 
 @map_batch
