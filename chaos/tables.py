@@ -39,7 +39,8 @@ _DDL: Final = (
 
 
 _ENGINES: Final = {
-    "SummingMergeTree": ("SummingMergeTree(id)", ""),
+    # A row whose sums are all 0, as the id of the first record is, would be removed: therefore `n`.
+    "SummingMergeTree": ("SummingMergeTree((id, n))", ""),
     "expired": ("MergeTree", "TTL toDateTime(inserted) - INTERVAL 1 DAY "),
 }
 _POSTGRES_DDL: Final = (
@@ -67,6 +68,8 @@ async def create(places: Places, workload: Workload) -> None:
     url = places.clickhouse
     async with _client(url) as client:
         own = "" if workload.evolve else "`id` UInt64, "
+        if workload.table_engine == "SummingMergeTree":
+            own += "`n` UInt64 DEFAULT 1, "
         engine, ttl = _ENGINES.get(workload.table_engine, (workload.table_engine, ""))
         await client.command(_DDL.format(name=workload.table, id=own, engine=engine, ttl=ttl))
         if workload.dead_table:
@@ -131,11 +134,11 @@ async def _read(places: Places, table: str, workload: Workload | None) -> pa.Tab
             f"SELECT {columns} toUnixTimestamp64Nano(inserted) AS time FROM {table}"  # noqa: S608
         )
     if workload is not None and workload.fan_out > 1:
-        return _whole_records(found, workload.fan_out)
+        return whole_records(found, workload.fan_out)
     return found
 
 
-def _whole_records(rows: pa.Table, fan_out: int) -> pa.Table:
+def whole_records(rows: pa.Table, fan_out: int) -> pa.Table:
     """One line for each time that all rows of a record are there, and one more for rows beyond that."""
     keys = ["topic", "partition", "offset", "id"]
     counted = rows.group_by(keys).aggregate([("time", "min"), ("time", "count")])

@@ -21,8 +21,6 @@ from .errors import StrategyError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Joined", "MixedTypes", "TypeChoice", "choose_type", "join_tables"]
-
 _CONFLICTS: Final = (pa.ArrowInvalid, pa.ArrowTypeError)
 
 

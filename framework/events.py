@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from .pipeline import Pipeline
     from .record import TopicPartition
 
-__all__ = ["Assign", "Event", "EventHandler", "Failed", "Revoke", "Shutdown"]
-
 _log = structlog.get_logger(__name__)
 
 
@@ -94,11 +92,9 @@ class EventHandler:
         self.assigned_once = anyio.Event()
 
     async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """See `Listener.assigned`."""
         await self.handle(Assign(partitions))
 
     async def revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """See `Listener.revoked`."""
         await self.handle(Revoke(partitions))
 
     async def handle(self, event: Event) -> None:

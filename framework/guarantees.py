@@ -112,7 +112,6 @@ class AtMostOnce(_AfterErrors):
     committer: Committer
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
-        """See `Guarantee.deliver`."""
         await self._wait(lambda: self.ledgers.complete(buffer.ranges()))
         async with self._begun(buffer) as has_rows:
             if not has_rows:
@@ -143,7 +142,6 @@ class ExactlyOnce(_AfterErrors):
     _announced: tuple[Announcement, int] | None = None
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
-        """See `Guarantee.deliver`."""
         await self._wait(lambda: self._is_next(buffer.ranges()))
         async with self._begun(buffer) as has_rows:
             if not has_rows:
@@ -217,7 +215,6 @@ class Transactional(_AfterErrors):
     committer: TransactionalCommitter
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
-        """See `Guarantee.deliver`."""
         await self._wait(lambda: self.ledgers.complete(buffer.ranges()))
         async with self._begun(buffer) as has_rows:
             if not has_rows:

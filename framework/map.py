@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from .record import Batch
     from .strategy import Strategy
 
-__all__ = ["MapStage"]
-
 
 class MapStage:
     """Maps the batches of one partition, in one generation of its assignment.

@@ -21,22 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "COORDINATES",
-    "RECORD_OFFSET",
-    "ROW_OVERHEAD",
-    "SCHEMA",
-    "Batch",
-    "Header",
-    "Range",
-    "Record",
-    "ReplayEnd",
-    "Rows",
-    "TopicPartition",
-    "to_records",
-    "with_schema",
-]
-
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
 RECORD_OFFSET = "kmr_offset"

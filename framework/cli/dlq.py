@@ -47,7 +47,7 @@ _SPACED: Final = TextStyle(" ")
 
 @Parameter(name="*", negative=())
 @dataclass(frozen=True, kw_only=True)
-class Which:
+class LetterFilter:
     """Which letters: all conditions that are given must hold.
 
     Parameters
@@ -144,7 +144,7 @@ def list_letters(
     /,
     *,
     given: Given[ClusterSettings],
-    which: Which | None = None,
+    which: LetterFilter | None = None,
     every: Annotated[
         bool, Parameter("--all", negative=(), help="Settled letters too: replayed or dropped ones.")
     ] = False,
@@ -161,7 +161,7 @@ def list_letters(
         Headers to count by; may be repeated.
     """
     box = anyio.run(_look, _connection(given.load()), topic)
-    mask = (which or Which()).filter().matches(box.letters)
+    mask = (which or LetterFilter()).filter().matches(box.letters)
     mask &= True if every else box.open
     summaries = _summaries(box.letters, mask, by)
     if as_json:
@@ -234,7 +234,7 @@ def drop(
     /,
     *,
     given: Given[ClusterSettings],
-    which: Which | None = None,
+    which: LetterFilter | None = None,
     limit: int | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
@@ -272,7 +272,7 @@ def replay(
     /,
     *,
     given: Given[Settings],
-    which: Which | None = None,
+    which: LetterFilter | None = None,
     to_topic: str | None = None,
     limit: int | None = None,
     rate: str | None = None,
@@ -435,7 +435,7 @@ async def _write_pass(config: ConnectionConfig, topic: str, new: Pass) -> None:
 def _new_pass(
     action: Literal["replay", "resend", "drop"],
     box: Box,
-    which: Which | None,
+    which: LetterFilter | None,
     limit: int | None,
     to: str,
 ) -> Pass:
@@ -446,7 +446,7 @@ def _new_pass(
         action=action,
         begun=time.time_ns() // 1_000_000,
         ends=box.ends,
-        chosen=(which or Which()).filter(),
+        chosen=(which or LetterFilter()).filter(),
         to=to,
         limit=limit,
     )

@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "CONTROL_HEADER",
-    "HEADERS",
-    "Letters",
-    "Past",
-    "header_columns",
-    "letter_headers",
-    "letters_among",
-    "original_records",
-]
-
 Pair = tuple[str, bytes | None]
 
 TOPIC: Final = "kmr.topic"

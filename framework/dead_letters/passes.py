@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .letters import Letters
 
-__all__ = ["Filter", "Pass", "covered", "group_of", "passes_among"]
-
 _TEXTS: Final = ("topic", "group", "strategy", "stage")
 
 

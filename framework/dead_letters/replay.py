@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Replay", "replay_of"]
-
 
 @dataclass(frozen=True)
 class Replay(Strategy):

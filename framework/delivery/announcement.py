@@ -26,15 +26,6 @@ if TYPE_CHECKING:
     from ..kafka.consumer import CommitOffset
     from ..record import Range, TopicPartition
 
-__all__ = [
-    "Announcement",
-    "Generation",
-    "generation_of",
-    "next_generation",
-    "read_announcement",
-    "token_of",
-]
-
 _MARK: Final = '{"kmr":'
 _LONGEST_TOKEN: Final = 200
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..record import Batch
     from ..strategy import ErrorLimit
 
-__all__ = ["FAILED_SCHEMA", "ErrorPort", "LimitWindow", "failed_records", "original_records"]
-
 _FAILED_COLUMNS: list[pa.Field[Any]] = [
     pa.field("reason", pa.string()),
     pa.field("stage", pa.string()),

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ..record import Range
 
-__all__ = ["merge_ranges", "ranges_of", "subtract_ranges"]
-
 _partition = attrgetter("topic", "partition", "generation")
 _order = attrgetter("topic", "partition", "generation", "first")
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["BatchDecoder", "warm_up"]
-
 _NO_TIMESTAMP = -1  # format 0 has no timestamps
 _EXPANSION_AT_FIRST = 4.0  # assumed growth of compressed batches, until one has been decompressed
 _LARGEST_PART = 1 << 30  # bytes; Arrow's binary columns end at 2 GiB

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CodecError", "Decompressed"]
-
 _GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
 _INTO: dict[int, Callable[[memoryview, Any], int]] = {
     _GZIP: cramjam.gzip.decompress_into,

@@ -15,15 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "Constants",
-    "Row",
-    "binary_column",
-    "from_rows",
-    "header_column",
-    "number_column",
-]
-
 _LARGEST_MILLISECONDS = (2**63 - 1) // 1000
 _CACHED_ROWS = 1 << 16
 _CACHED_COLUMNS = 64

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..observe.metrics import Metrics
     from ..record import TopicPartition
 
-__all__ = ["Intake"]
-
 _log = structlog.get_logger(__name__)
 
 

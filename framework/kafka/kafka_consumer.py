@@ -231,7 +231,6 @@ class KafkaConsumer:
         return await self._start_positions.find(self._consumer, self._config, partitions)
 
     async def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """See `Consumer.log_ends`."""
         self._started()
         wanted = [aiokafka.TopicPartition(*partition) for partition in partitions]
         try:

@@ -15,8 +15,6 @@ from ..values.schemas import is_row_class
 if TYPE_CHECKING:
     from .inputs import Parameters
 
-__all__ = ["RESOURCES", "check_call", "check_resources", "parameters_of", "row_class_of"]
-
 
 def frame_of(function: object) -> str | None:
     """Return what a per-batch function takes, from the annotation of its first parameter (`kmr.frames`)."""

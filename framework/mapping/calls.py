@@ -15,8 +15,6 @@ from ..errors import StrategyError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CallOptions", "RateLimit", "Retries", "rate_limit_of"]
-
 _BURST = 0.1
 """Seconds for which a rate may be exceeded, to make up for calls that began late."""
 

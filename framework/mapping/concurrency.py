@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from .calls import CallOptions
 
-__all__ = ["Outcome", "Repeated", "make_calls", "make_calls_async"]
-
 
 class Repeated(Exception):
     """A call failed, and not for the first time.

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ..strategy import Strategy
     from .functions import MapSpec
 
-__all__ = ["LONGEST", "LONGEST_WINDOW", "Executor"]
-
 LONGEST: Final = 1.0
 """Seconds after which a per-record map ends before its next record, so that its rows go on, and a drain,
 a rebalance or a lost partition does not wait for the rest of the batch."""

@@ -46,17 +46,6 @@ if TYPE_CHECKING:
     from .inputs import Arguments
     from .stop import Stop
 
-__all__ = [
-    "VALUES",
-    "MapSpec",
-    "apply",
-    "apply_async",
-    "map_batch",
-    "map_record",
-    "schema_of_batch_map",
-    "spec_of",
-]
-
 F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T")
 MARK = "__kmr_map__"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ..values.value_format import ValueFormat
 
-__all__ = ["RAW", "Arguments", "Inputs", "Parameters", "Tombstones"]
-
 Tombstones = Literal["drop", "null", "fail"]
 Parameters = Literal["record", "value", "value and record"]
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-__all__ = ["OpenResources"]
-
 
 class OpenResources:
     """The resources of a strategy in this process, on its event loop.

@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 
     from ..record import Batch
 
-__all__ = [
-    "NO_OFFSETS",
-    "Failure",
-    "MapResult",
-    "bytes_made",
-    "columns_of",
-    "from_columns",
-    "from_rows",
-    "join",
-    "rows_of",
-]
-
 NO_OFFSETS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections import deque
     from typing import Any
 
-__all__ = ["Stop"]
-
 
 class Stop:
     """Ends the map of one batch before its next record. The call under way goes on.

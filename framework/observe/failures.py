@@ -10,8 +10,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Failure", "FailureKind", "FailureLog", "latest"]
-
 FailureKind = Literal["record failed", "flush repeated", "commit failed", "worker ended"]
 
 _MOST: Final = 20

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from .metrics import Metrics
     from .status import WorkerStatus
 
-__all__ = ["HealthServer", "OneWorker", "Source", "SourceServer", "build_app", "listen_on"]
-
 # The page is one file: it loads nothing else, and requests only its own server.
 _PAGE_POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "

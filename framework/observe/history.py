@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from .status import WorkerStatus
 
-__all__ = ["STEP", "History", "Past", "Sample"]
-
 STEP: Final = 5.0
 """Seconds between two samples."""
 

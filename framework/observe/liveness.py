@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..record import TopicPartition
     from .status import StageStatus
 
-__all__ = ["IdlePartition", "Liveness"]
-
 
 class IdlePartition(NamedTuple):
     """A partition that is ours, and whose map has nothing to do.

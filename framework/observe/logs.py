@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from ..settings import LogSettings
 
-__all__ = ["in_every_event", "setup_logs"]
-
 # Information of these libraries repeats our own logs, or is too frequent to be useful.
 _QUIET: Final = ("aiohttp", "aiokafka", "asyncio", "clickhouse_connect", "numba", "py4j", "uvicorn")
 _KAFKA_CLIENT: Final = "aiokafka"

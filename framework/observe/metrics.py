@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .status import PartitionStatus, StageStatus
 
-__all__ = ["BACKPRESSURE_OF_INTAKE", "Metrics"]
-
 BACKPRESSURE_OF_INTAKE: Final = ("intake", "inflight_bytes")
 """The stage and the reason of the time that intake stands still."""
 

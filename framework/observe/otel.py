@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from ..reducers.flushing import FlushReason
     from ..settings import Settings
 
-__all__ = ["OtelTracing", "Telemetry", "producers_of"]
-
 _HEADER: Final = "traceparent"
 _MOST_RANGES: Final = 32
 _CLOSE_SECONDS: Final = 3.0
@@ -78,7 +76,6 @@ class OtelTracing:
 
     @asynccontextmanager
     async def mapping(self, batch: Batch) -> AsyncIterator[_MapSpan]:
-        """See `Tracing.mapping`."""
         span = self._tracer.start_span(
             f"process {batch.topic}",
             kind=SpanKind.CONSUMER,
@@ -98,7 +95,6 @@ class OtelTracing:
     async def flushing(
         self, stage: str, reason: FlushReason, rows: Sequence[Rows]
     ) -> AsyncIterator[_FlushSpan]:
-        """See `Tracing.flushing`."""
         held = list(rows)
         ranges = [each for part in held for each in part.ranges]
         span = self._tracer.start_span(
@@ -153,7 +149,6 @@ class _MapSpan:
         self._most_links = most_links
 
     async def mapped(self, result: MapResult) -> None:
-        """See `MapSpan.mapped`."""
         span, batch = self._span, self._batch
         last = batch.last if result.rest is None else result.rest - 1
         if last < batch.first:
@@ -180,11 +175,9 @@ class _FlushSpan:
         self._most_links = most_links
 
     def retried(self, reason: str) -> None:
-        """See `FlushSpan.retried`."""
         self._span.add_event("retry", {"kmr.reason": reason})
 
     async def flushed(self) -> None:
-        """See `FlushSpan.flushed`."""
         sources = {id(batch): batch for rows in self._rows for batch in rows.sources}
         _, links, dropped = await run_in_thread(_look, sources.values(), self._most_links)
         _link(self._span, links, dropped)

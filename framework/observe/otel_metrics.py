@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from prometheus_client import Metric as Family
     from prometheus_client.samples import Sample
 
-__all__ = ["metrics_data"]
-
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 _UNITS: Final = {"seconds": "s", "bytes": "By"}
 _UNKNOWN: Final[Any] = None  # optional in the protocol

@@ -8,8 +8,6 @@ import msgspec
 
 from .failures import Failure  # noqa: TC001  msgspec reads the annotation
 
-__all__ = ["PartitionStatus", "StageStatus", "WorkerState", "WorkerStatus", "WorkerSummary"]
-
 WorkerState = Literal["starting", "running", "suspended", "draining", "stopped", "failed"]
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from .metrics import Metrics
 
-__all__ = ["OFF", "FlushSpan", "MapSpan", "Tracing", "telemetry"]
-
 
 class MapSpan(Protocol):
     """The span of a batch that is being mapped."""

@@ -6,8 +6,6 @@ from typing import Final, Literal
 
 import msgspec
 
-__all__ = ["Finding", "Level", "compare_clocks"]
-
 Level = Literal["ok", "warning", "problem"]
 
 _CLOCKS_APART: Final = 5.0  # seconds

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..reducers.sink import Delivery
     from .world import Member, World
 
-__all__ = ["QUEUE_BATCHES", "Checks", "Expected", "offsets_of"]
-
 QUEUE_BATCHES: Final = 2
 """The setting `queue_batches` of every worker."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..sinks.planning import RangeRows
     from .sinks import Place
 
-__all__ = ["ModelConnection", "ModelTable"]
-
 _COORDINATES = ("topic", "partition", "offset")
 
 
@@ -80,7 +78,6 @@ class ModelConnection(Connection):
     async def rows(
         self, sql: str, parameters: Mapping[str, Any], settings: Mapping[str, Any] | None = None
     ) -> list[dict[str, Any]]:
-        """See `Connection.rows`."""
         return await self.place.world.request(
             "", "ClickHouse", "query", lambda: self._answer(sql, parameters), OSError
         )
@@ -105,7 +102,6 @@ class ModelConnection(Connection):
     async def insert(
         self, table: str, columns: Sequence[str], block: pa.Buffer, settings: Mapping[str, Any]
     ) -> None:
-        """See `Connection.insert`."""
         place, token = self.place, settings["insert_deduplication_token"]
         rows = self.writing()
         checks, sink, model = place.checks, place.sink, place.table

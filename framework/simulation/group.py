@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .log import LogRecords
     from .world import Member, World
 
-__all__ = ["Group", "GroupConsumer", "Offsets"]
-
 SESSION: Final = 10.0
 REBALANCE: Final = 20.0
 HEARTBEAT: Final = 1.0
@@ -279,13 +277,11 @@ class GroupConsumer:
     async def start(
         self, listener: Listener, admitted: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """See `Consumer.start`."""
         if admitted is not None:
             await admitted()
         self._task = asyncio.get_running_loop().create_task(self._be_member(listener))
 
     async def stop(self, *, leave: bool = False) -> None:
-        """See `Consumer.stop`."""
         if self._task is not None:
             self._task.cancel()
         if not self.member.dead:
@@ -330,7 +326,6 @@ class GroupConsumer:
             self.changed()
 
     async def poll(self, max_bytes: int | None = None) -> list[Batch]:
-        """See `Consumer.poll`."""
         rng = self._world.rng
         self._group.checks.asks(self.member)
         await anyio.sleep(rng.choice((0.0, 0.001, 0.05, 0.4)))
@@ -385,16 +380,13 @@ class GroupConsumer:
         return log.start
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """See `Consumer.pause`."""
         self._paused.update(partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """See `Consumer.resume`."""
         self._paused.difference_update(partitions)
         self.changed()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """See `Consumer.seek`."""
         if partition not in self._positions:
             raise ConsumerError(f"{partition} is not assigned")
         self._positions[partition] = offset
@@ -403,7 +395,6 @@ class GroupConsumer:
     async def committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, CommitOffset | None]:
-        """See `Consumer.committed`."""
         wanted, offsets = sorted(partitions), self._group.offsets
 
         def effect() -> dict[TopicPartition, CommitOffset | None] | None:
@@ -426,7 +417,6 @@ class GroupConsumer:
         return {partition: self._first(partition) for partition in partitions}
 
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
-        """See `Consumer.commit`."""
         shown = ", ".join(
             f"{p}={e.offset}{' ' + e.metadata if e.metadata else ''}"
             for p, e in sorted(offsets.items())
@@ -460,22 +450,18 @@ class GroupConsumer:
             self._world.later(SESSION, self._group.leave, self.member_id)
 
     async def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """See `Consumer.log_ends`."""
         return {partition: self._group.ranges[partition].end for partition in partitions}
 
     def membership(self, partitions: Iterable[TopicPartition]) -> Membership:
-        """See `Consumer.membership`."""
         for partition in partitions:
             if partition not in self._positions:
                 raise CommitFenced(f"{partition} is not assigned")
         return Membership(self.generation, self.member_id)
 
     def start_offset(self, partition: TopicPartition) -> int | None:
-        """See `Consumer.start_offset`."""
         return self._group.ranges[partition].start
 
     def end_offset(self, partition: TopicPartition) -> int | None:
-        """See `Consumer.end_offset`."""
         return self._group.ranges[partition].end
 
     async def look_up_ends(self) -> None:

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-__all__ = ["LogRange", "LogRecords"]
-
 
 @dataclass(frozen=True, slots=True)
 class LogRecords:

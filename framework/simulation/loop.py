@@ -14,8 +14,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-__all__ = ["PROCESS", "NothingLeft", "Process", "SimulationLoop"]
-
 _MOST_TURNS: Final = 400_000
 
 
@@ -133,7 +131,6 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self._task_numbers = itertools.count()
 
     def time(self) -> float:
-        """See `now`."""
         return self.now
 
     def run_again(self, held: list[_Callback]) -> None:
@@ -148,7 +145,6 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(None)
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> _Task:  # type: ignore[override]
-        """See `asyncio.BaseEventLoop.create_task`."""
         return _Task(next(self._task_numbers), coro, loop=self, **options)
 
     def call_at(  # type: ignore[override]
@@ -158,7 +154,6 @@ class SimulationLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> _Callback:
-        """See `asyncio.BaseEventLoop.call_at`."""
         timer = _Callback(when, callback, args, copy_context() if context is None else context)
         heappush(self._timers, (when, next(self._numbers), timer))
         return timer
@@ -170,13 +165,11 @@ class SimulationLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> _Callback:
-        """See `asyncio.BaseEventLoop.call_later`."""
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> _Callback:
-        """See `asyncio.BaseEventLoop.call_soon`."""
         context = copy_context() if context is None else context
         made = _Callback(self.now, callback, args, context)
         self._callbacks.append(made)

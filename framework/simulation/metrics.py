@@ -8,8 +8,6 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from ..observe.metrics import Metrics
 
-__all__ = ["UnreadMetrics"]
-
 
 class _Unread:
     """Any of Prometheus' collectors; it keeps nothing."""

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from .sinks import Places
     from .world import Problem, Step
 
-__all__ = ["Outcome", "run_schedule"]
-
 _RECOVERY: Final = 120.0
 _LOOK: Final = 0.5
 _REVOKE: Final = 8.0

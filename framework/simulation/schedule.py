@@ -11,8 +11,6 @@ import msgspec
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Event", "How", "Schedule", "Target", "generate", "read_replay", "write_replay"]
-
 What = Literal["append", "kill", "drain", "sleep", "deal", "fault", "jump", "trim"]
 Target = Literal["", "sink", "errors", "commit", "offsets"]
 How = Literal[

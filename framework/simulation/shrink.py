@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from .schedule import Event, Schedule
 
-__all__ = ["shrink"]
-
 
 def shrink(schedule: Schedule, breaks: Callable[[Schedule], bool], most: int = 300) -> Schedule:
     """Remove what is not needed: events by halves, quarters and single ones (delta debugging), then members.

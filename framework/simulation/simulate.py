@@ -37,16 +37,6 @@ if TYPE_CHECKING:
     from ..strategy import Strategy
     from .run import Outcome
 
-__all__ = [
-    "Failing",
-    "Simulated",
-    "Simulator",
-    "columns_of",
-    "describe",
-    "garbage_is_silent",
-    "simulate",
-]
-
 _TIMESTAMP_US: Final = 1_767_225_600_000_000  # 2026-01-01
 
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from .world import Step
 
-__all__ = ["draw_mermaid", "draw_text"]
-
 _WIDTH: Final = 26
 _ANNOUNCED: Final = re.compile(r'=(\d+) \{"kmr":1,"first":\d+,"last":(\d+)[^}]*\}')
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from .sinks import Place
     from .world import Member
 
-__all__ = ["Coordinator", "ModelTransactionalWriter"]
-
 _TIMEOUT: Final = 6.0
 """Seconds after which a client gives a step up, and the broker aborts the transaction."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .loop import SimulationLoop
     from .schedule import Event, How, Schedule, Target
 
-__all__ = ["Member", "Problem", "Step", "World", "current_member"]
-
 T = TypeVar("T")
 
 _LATENCIES: Final = (0.001, 0.002, 0.005, 0.02, 0.1, 0.3)

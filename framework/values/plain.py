@@ -9,8 +9,6 @@ import pyarrow as pa
 from .reasons import MALFORMED
 from .value_format import Decoded, DecodedObjects, ValueFormat
 
-__all__ = ["Bytes", "Text"]
-
 
 class _OneColumn(ValueFormat):
     """One column `value`; that of a key is named `key`."""

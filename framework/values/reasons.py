@@ -7,8 +7,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["MALFORMED", "reason_of_value"]
-
 MALFORMED: Final = "value: "
 """The beginning of a reason that names no field."""
 

@@ -32,8 +32,6 @@ from .python_columns import to_column
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Column", "RowType", "fields_of", "is_row_class", "row_type"]
-
 Convert: TypeAlias = Callable[[Any], Any]
 _pa: Any = pa
 

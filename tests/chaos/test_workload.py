@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import get_args
 
+import pyarrow as pa
 import pytest
 
-from chaos.workload import ID_BYTES, Mode, Workload, identify_anew, identify_with_place
+from chaos.tables import whole_records
+from chaos.workload import (
+    ID_BYTES,
+    Mode,
+    Workload,
+    identify_anew,
+    identify_or_raise,
+    identify_with_place,
+)
 from kmr.mapping.functions import apply
 from kmr.testing import batch_of
 
@@ -45,3 +54,30 @@ def test_with_new_columns_each_id_is_in_the_column_of_its_change() -> None:
         {"v0": None, "v1": None, "v99": 10**6},
     ]
     assert Workload.of(Workload("t", evolve=True).environment()).evolve
+
+
+def test_a_map_that_raises_no_exception_of_pythons_fails_the_poisoned_record_alone() -> None:
+    values = [b"%0*d...." % (ID_BYTES, number) for number in range(10)]
+    for at in (2, 5, 7, 8):
+        values[at] = b"poison".ljust(ID_BYTES, b"!")
+    mapped = apply(identify_or_raise, batch_of("t", 0, 0, values).records)
+    assert [failure.offset for failure in mapped.failures] == [2, 5, 7, 8]
+    assert len({failure.reason.partition(":")[0] for failure in mapped.failures}) > 1
+
+
+def test_a_record_of_many_rows_is_there_when_all_of_them_are() -> None:
+    offsets = [0] * 3 + [1] * 2 + [2] * 4
+    rows = pa.table(
+        {
+            "topic": ["t"] * 9,
+            "partition": [0] * 9,
+            "offset": offsets,
+            "id": offsets,
+            "time": list(range(9)),
+        }
+    )
+    found = whole_records(rows, 3)
+    assert found.select(["offset", "time"]).to_pylist() == [
+        {"offset": 0, "time": 0},
+        *[{"offset": 2, "time": 5}] * 2,
+    ]

@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from clickhouse_connect.driver.client import Client
 
-__all__ = [
-    "URL_VARIABLE",
-    "Connection",
-    "Target",
-    "connect",
-    "connect_async",
-    "directory_in_use",
-    "serve_elsewhere",
-]
-
 URL_VARIABLE = "KMR_CLICKHOUSE_URL"
 DEFAULT_DIRECTORY = ".kmr/clickhouse"
 _INSERT_FORMAT = "ArrowStream"

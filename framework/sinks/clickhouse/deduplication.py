@@ -16,16 +16,6 @@ from clickhouse_connect.driver.binding import quote_identifier
 if TYPE_CHECKING:
     from .client import Connection
 
-__all__ = [
-    "ENOUGH_SECONDS",
-    "ENOUGH_TOKENS",
-    "REPLICATED",
-    "InsertMemory",
-    "needed_settings",
-    "read_memories",
-    "target_of",
-]
-
 ENOUGH_TOKENS = 10_000
 """The number of inserts whose tokens a table should remember."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .table import Table
     from .writer import ClickHouseWriter
 
-__all__ = ["Examination"]
-
 _SERVER_SQL: Final = (
     "SELECT version() AS version, toUnixTimestamp64Milli(now64(3)) AS now, currentUser() AS user"
 )

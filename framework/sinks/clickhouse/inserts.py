@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from .ddl import Layout
     from .table import Block, Column, Compression, Table
 
-__all__ = ["Inserter", "columns_to_count", "fingerprint", "repeat", "was_counted"]
-
 _SETTINGS: Mapping[str, int | str] = {
     "async_insert": 0,  # the server answers when the rows are in the table, not before
     "input_format_null_as_default": 1,  # only where a column has a DEFAULT: else null is refused

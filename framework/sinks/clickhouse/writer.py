@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from .deduplication import InsertMemory
     from .table import Compression, Table
 
-__all__ = ["ClickHouseWriter"]
-
 _RECONNECT = 0.5  # seconds between attempts to reach a server that is not there yet
 _RESERVED = (
     *("insert_deduplication_token", "async_insert"),
@@ -418,7 +416,6 @@ class ClickHouseWriter(RangeWriter):
         return await was_counted(self._opened, rows)
 
     async def refused(self, rows: RangeRows) -> Mapping[int, str]:
-        """See `RangeWriter.refused`."""
         return await self._opened.refused(rows)
 
     async def write(self, rows: RangeRows) -> Mapping[int, str]:

@@ -290,7 +290,6 @@ class KafkaWriter(Collecting, Sink):
         self._state = None
 
     def transactions(self, context: Context) -> Transactions:
-        """See `Sink.transactions`."""
         client = {**context.for_sinks.client, "bootstrap_servers": context.bootstrap_servers}
         return Transactions(
             client,

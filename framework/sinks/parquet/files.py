@@ -27,18 +27,6 @@ from ...errors import StrategyError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "HIDDEN",
-    "NULL_PARTITION",
-    "SUFFIX",
-    "Compression",
-    "Directory",
-    "PartitionValues",
-    "open_directory",
-    "partition_directory",
-    "without_secrets",
-]
-
 PartitionValues = tuple[Any, ...]
 
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]

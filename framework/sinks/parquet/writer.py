@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..ranges import RangeDelivery
     from .files import Directory
 
-__all__ = ["ParquetWriter"]
-
 DEFAULT_MAX_ROWS = 500_000
 DEFAULT_MAX_BYTES = 128 * 1024 * 1024
 DEFAULT_MAX_AGE = 60.0

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .table import TableName
 
-__all__ = ["Entry", "Ranges"]
-
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS {ranges} (
     sink text NOT NULL,

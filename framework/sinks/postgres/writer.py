@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["PostgresWriter"]
-
 _GRACE: Final = 5.0  # seconds that the server has to end a transaction itself
 _RANGES_NEED: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _SERVER: Final = "SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())"

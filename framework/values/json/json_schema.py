@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ..registry.registry import Registry
 
-__all__ = ["columns_of", "registered_columns"]
-
 _pa: Any = pa
 _TYPES: Final[dict[str, pa.DataType]] = {
     "string": pa.string(),

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ..registry.registry import RegisteredSchema, Registry
 
-__all__ = ["WELL_KNOWN", "GivenType", "RegisteredType"]
-
 WELL_KNOWN: Final = "google/protobuf/"
 """Files that every registry has, and every program with Protobuf."""
 
