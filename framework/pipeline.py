@@ -382,7 +382,7 @@ class Pipeline:
         """Return the status of every stage, in the order of the flow."""
         now = anyio.current_time()
         maps = (stage.status(now) for _, stage in sorted(self._maps.items()))
-        return (*maps, *(stage.status(now) for stage in self.reduce_stages))
+        return (*maps, *(each for stage in self.reduce_stages for each in stage.statuses(now)))
 
     def undrained(self) -> list[str]:
         """Return the offsets that are in flight and not settled, by partition."""

@@ -25,7 +25,7 @@ from .reducers.sink import NEW
 from .service import watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
@@ -290,6 +290,23 @@ class ReduceStage:
     def held(self) -> list[Rows]:
         """Return the rows that are collected or being flushed."""
         return [rows for buffer in self._buffers for rows in buffer.held]
+
+    def statuses(self, now: float) -> Iterator[StageStatus]:
+        """Return the stage's status, and that of each branch that has not written its part of a flush."""
+        yield self.status(now)
+        since = self._flushing_since
+        for buffer in self._buffers:
+            pending = buffer.reducer.pending if isinstance(buffer.reducer, Branches) else {}
+            for branch, (rows, nbytes, reason) in pending.items():
+                yield StageStatus(
+                    name=self._shown_as.replace(self.name, f"{self.name} {branch}", 1),
+                    activity="flushing" if reason is None else "retrying",
+                    queued=0,
+                    rows=rows,
+                    bytes=nbytes,
+                    seconds=0.0 if since is None else now - since,
+                    reason=reason,
+                )
 
     def status(self, now: float) -> StageStatus:
         """Return the stage's present activity; `now` is the event loop's time."""

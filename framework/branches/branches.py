@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 
 from ..columns.tagged_rows import branches, is_tagged, schemas
-from ..errors import SinkError, StrategyError
+from ..errors import SinkError, StrategyError, reason_of
 from ..record import of_records
 from ..reducers.collect import Collecting
 from ..reducers.reducer import Limits, Reducer, Retry
@@ -89,6 +89,14 @@ def per_name(
     return PerName(make, at_most, example)
 
 
+class Pending(NamedTuple):
+    """The part of a flush that a branch has not written: why it is tried again, or None."""
+
+    rows: int
+    bytes: int
+    reason: str | None = None
+
+
 class Branches(Collecting, Sink):
     """Divides rows by the names that they are tagged with, and gives each branch its part of a flush.
 
@@ -102,6 +110,7 @@ class Branches(Collecting, Sink):
 
     Attributes:
         counts: rows and bytes of each branch in the last flush that ended.
+        pending: the branches that have not written their part of the present flush.
 
     Raises:
         StrategyError: the branches cannot be together.
@@ -116,6 +125,7 @@ class Branches(Collecting, Sink):
         super().__init__(**_limits([reducers[0] for reducers in self._chains().values()]))
         self.capabilities = _weakest(self._chains())
         self.counts: dict[str, tuple[int, int]] = {}
+        self.pending: dict[str, Pending] = {}
         self._context: Context | None = None
         self._opened: Branches | None = None
         self._making: anyio.Lock | None = None
@@ -151,6 +161,7 @@ class Branches(Collecting, Sink):
 
     def reset(self) -> None:
         super().reset()
+        self.pending = {}
         for branch in self._branches.values():
             branch.reset()
 
@@ -167,6 +178,10 @@ class Branches(Collecting, Sink):
         refusals: list[Refusal] = []
         errors: list[Exception] = []
         parts = self._divide()
+        self.pending = {
+            name: Pending(*_size(rows), self.pending[name].reason if name in self.pending else None)
+            for name, rows in parts.items()
+        }
 
         async def deliver(name: str, rows: Sequence[Rows]) -> None:
             try:
@@ -174,9 +189,13 @@ class Branches(Collecting, Sink):
                 self._failed += await branch.deliver(rows, write)
                 self._delivered.setdefault(name, []).extend(self.rows)
                 self._sizes[name] = _size(rows)
+                del self.pending[name]
             except _NoBranch as unknown:
                 refusals.extend(Refusal(each, str(unknown)) for each in rows)
+                del self.pending[name]
             except Exception as error:  # noqa: BLE001  the other branches continue
+                reason = error.reason if isinstance(error, Retry) else reason_of(error)
+                self.pending[name] = self.pending[name]._replace(reason=reason)
                 errors.append(error)
 
         async with anyio.create_task_group() as tasks:

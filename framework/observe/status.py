@@ -16,7 +16,7 @@ class StageStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         name: `map topic-0`, `reduce-1` or, where each partition has its own, `reduce-1 topic-0`,
-            `reduce-err`.
+            `reduce-err`. A branch that has not written its part of a flush: `reduce-1 PageView topic-0`.
         activity: its present activity; `waiting` has work in hand and waits for the next stage, for room or
             for a thread, `held` for the end of a rebalance.
         queued: batches in its inbox.

@@ -288,7 +288,7 @@ class Checks:
             return
         ours = {f" {partition}" for partition in worker.pipeline.partitions}
         for stage in worker.pipeline.stages():
-            _, space, partition = stage.name.partition(" ")
+            _, space, partition = stage.name.rpartition(" ")
             if space and f" {partition}" not in ours:
                 self._world.problem(
                     "a stage of a lost partition goes on", f"{member.name}: {stage.name}"

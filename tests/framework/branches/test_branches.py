@@ -88,9 +88,11 @@ async def test_a_branch_that_fails_is_tried_again_without_the_others() -> None:
     with pytest.raises(Retry, match="branch b: busy") as first:
         await branches.flush()
     assert first.value.after == 3.0
+    assert {name: each.reason for name, each in branches.pending.items()} == {"b": "branch b: busy"}
     with pytest.raises(Retry, match=r"branch b: .*gone"):
         await branches.flush()
     await branches.flush()
+    assert branches.pending == {}
     assert (written(a.journal), a.journal.attempts) == ([0], 1)
     assert (written(b.journal), b.journal.attempts) == ([1], 3)
 

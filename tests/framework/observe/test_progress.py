@@ -114,8 +114,10 @@ async def test_a_worker_logs_its_start_its_waiting_and_that_it_has_caught_up(
     told = [log["event"].partition(":")[0] for log in logs]
     expected = ["starting", "waiting for the group", "assigned", "caught up", "draining"]
     assert [event for event in told if event in expected] == expected
-    assert logs[-1]["event"] == "drained and stopped"
-    assert (logs[-1]["settled"], logs[-1]["failed"]) == (2, 0)
+    *_, drained, summary = logs
+    assert drained["event"] == "drained and stopped"
+    assert (drained["settled"], drained["failed"]) == (2, 0)
+    assert summary["event"] == "2 records read, 2 rows written, 0 records filtered, 0 failed"
 
 
 def test_a_worker_that_runs_until_it_has_caught_up_waits_for_its_maps() -> None:
