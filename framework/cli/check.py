@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import anyio
 from clickhouse_connect.driver.binding import quote_identifier
@@ -122,6 +122,11 @@ class CheckResult:
     table: str
     partitions: tuple[PartitionResult, ...]
     expected: int | None = None
+
+    def of_several_rows(self) -> CheckResult:
+        """Return the result of a map that may make several rows of a record: none of them is doubled."""
+        parts = tuple(replace(each, doubled=0, example=None) for each in self.partitions)
+        return replace(self, partitions=parts)
 
     @property
     def deliveries(self) -> int:
@@ -407,6 +412,12 @@ def show(result: CheckResult, console: Console) -> None:
         f"[{colour}]{result.messages:,} messages{expected}: {', '.join(counts)}[/{colour}]",
         highlight=False,
     )
+    if result.doubled:
+        console.print(
+            "A map that makes several rows of a record has the same place in each: then give "
+            "--rows-per-record any",
+            highlight=False,
+        )
     if unclear:
         console.print(
             "What was filtered, went to reduce_err, or is no record (a transaction's mark, a compacted one) "
@@ -431,6 +442,7 @@ def _command(
     master: str | None = None,
     format: str | None = None,  # noqa: A002  Spark's word
     columns: Columns = COLUMNS,
+    rows_per_record: Literal["one", "any"] = "one",
     expected: int | None = None,
 ) -> int:
     """Count missing and doubled deliveries in a table of ClickHouse or Spark, or in files.
@@ -458,6 +470,9 @@ def _command(
         Spark: local[2], spark://host:port or sc://host:port; default: Spark's own configuration.
     format
         Spark: format of the files; default: delta if the path is a Delta table, else parquet.
+    rows_per_record
+        any: a map may make several rows of a record, so records with several rows are not doubled, and what
+        is doubled cannot be told.
     expected
         The number of messages.
     """
@@ -482,5 +497,7 @@ def _command(
             expected=expected,
             committed=committed,
         )
+    if rows_per_record == "any":
+        result = result.of_several_rows()
     show(result, Console(emoji=False))
     return 0 if result.clean else 1

@@ -38,6 +38,7 @@ USAGE: Final = 2
 
 _HELP: Final = "Consume Kafka topics by map-reduce in plain Python: batches, backpressure, no loss."
 _DEBUG: Final = "KMR_DEBUG"
+_ALL: Final = "--help-all"
 _UNKNOWN_FLAG: Final = re.compile(r'Unknown (?:option:|command) "?(-[^" .]+)')
 _OWN_NAME: Final = re.compile(r"^`kmr [\w -]+`:\s*")
 
@@ -58,8 +59,9 @@ def run_command(arguments: Sequence[str], groups: Iterable[EntryPoint]) -> int:
     try:
         with _no_collections():
             app = _app(arguments, {group.name: group for group in groups})
+        tokens = ["--help" if argument == _ALL else argument for argument in arguments]
         result = app.meta(
-            list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
+            tokens, exit_on_error=False, print_error=False, result_action="return_value"
         )
     except UnusedCliTokensError as error:
         unknown = " ".join(error.unused_tokens or ())
@@ -80,6 +82,13 @@ def run_command(arguments: Sequence[str], groups: Iterable[EntryPoint]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return result if isinstance(result, int) else CLEAN
+
+
+def _shortened(command: Any) -> Any:
+    """Return a command with a short help; a group of commands as it is."""
+    from ..config.flags import shortened
+
+    return command if isinstance(command, App) else shortened(command)
 
 
 def _with_help(message: str) -> str:
@@ -115,7 +124,8 @@ def _app(arguments: Sequence[str], groups: dict[str, EntryPoint]) -> App:
 
     for name, group in sorted(groups.items()):
         if name == chosen:
-            app.command(_load(group), name=name)
+            command = _load(group)
+            app.command(command if _ALL in arguments else _shortened(command), name=name)
         elif chosen not in groups or arguments[0] != chosen:
             # Known by name: for the list of groups, and for suggestions when a name is mistyped.
             app.command(App(name=name, help=_summary(group)))

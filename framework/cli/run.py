@@ -16,8 +16,13 @@ from ..observe.logs import setup_logs
 from ..settings import WORKER, Settings
 from ..spark.engine.engine_settings import EngineSettings
 
+_FIRST = (
+    "config", "topics", "group", "bootstrap_servers", "auto_offset_reset", "until_caught_up", "workers",
+    "executor", "http_port", "log_level", "log_format", "engine",
+)  # fmt: skip
 
-@settings_flags(WORKER, positional="strategy")
+
+@settings_flags(WORKER, positional="strategy", first=_FIRST)
 def run(
     strategy: str | None = None,
     /,

@@ -15,7 +15,7 @@ from cyclopts import Group, Parameter
 from .schema import BYTES, SECONDS, show_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from .layers import Found, Layers
     from .schema import Setting
@@ -44,7 +44,11 @@ class Given(Generic[T]):
 
 
 def settings_flags(
-    layers: Layers[T], *, positional: str = "", without: Container[str] = ()
+    layers: Layers[T],
+    *,
+    positional: str = "",
+    without: Container[str] = (),
+    first: Sequence[str] = (),
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Decorate a command: it gets a flag for every setting, and is called with `given: Given[T]`.
 
@@ -54,6 +58,7 @@ def settings_flags(
     Args:
         positional: a setting that the command takes as its argument, and that has no flag.
         without: settings that the command sets itself.
+        first: the parameters that `--help` shows; `--help-all` shows the others, too. Empty: all.
     """
     settings = {
         s.name.replace(".", "_"): s
@@ -83,9 +88,39 @@ def settings_flags(
         annotations = get_type_hints(function, include_extras=True)
         command.__annotations__ = annotations | {p.name: p.annotation for p in added}
         command.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        command.__first__ = tuple(first)  # type: ignore[attr-defined]
         return command
 
     return decorate
+
+
+def shortened(function: Callable[..., R]) -> Callable[..., R]:
+    """Return a command with the help of its first flags only, if it says which (`settings_flags`)."""
+    first = getattr(function, "__first__", ())
+    if not first:
+        return function
+
+    @functools.wraps(function)
+    def command(*arguments: Any, **options: Any) -> R:
+        return function(*arguments, **options)
+
+    changed = {
+        p.name: p.replace(annotation=Annotated[p.annotation, Parameter(show=False)])
+        for p in inspect.signature(function, eval_str=True).parameters.values()
+        if p.kind is p.KEYWORD_ONLY and p.name not in first
+    }
+    known = inspect.signature(function).parameters
+    hints = get_type_hints(function, include_extras=True)
+    parameters = [
+        changed.get(name, p.replace(annotation=hints.get(name, p.annotation)))
+        for name, p in known.items()
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    summary, _, rest = (function.__doc__ or "").partition("\n")
+    about = f"These are the flags that are used first; --help-all shows {len(changed)} more."
+    command.__doc__ = f"{summary}\n\n    {about}\n{rest}"
+    return command
 
 
 def _config_flag(table: str) -> inspect.Parameter:

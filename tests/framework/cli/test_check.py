@@ -81,6 +81,8 @@ def test_gaps_are_missing_and_repetitions_are_doubled(clickhouse_url: str, fill:
     assert (zero.missing, zero.doubled, zero.surplus, zero.example) == (2, 1, 2, 4)
     assert (one.missing, one.doubled, one.surplus, one.example) == (0, 1, 1, 7)
     assert (result.deliveries, result.messages, result.missing, result.doubled) == (7, 4, 2, 2)
+    several = result.of_several_rows()
+    assert (several.deliveries, several.messages, several.missing, several.doubled) == (7, 4, 2, 0)
 
 
 def test_topics_are_counted_separately(clickhouse_url: str, fill: FillTable) -> None:

@@ -227,3 +227,25 @@ def test_an_interrupt_while_the_command_is_imported_ends_without_a_traceback(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130
+
+
+def test_the_help_of_run_is_short_and_all_of_it_can_be_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    groups = entry_points(group=GROUP)
+    assert run_command(["run", "--help"], groups) == 0
+    short = capsys.readouterr().out
+    assert run_command(["run", "--help-all"], groups) == 0
+    whole = capsys.readouterr().out
+    assert "--until-caught-up" in short
+    assert "--session-timeout" not in short
+    assert "--session-timeout" in whole
+    assert len(short.splitlines()) < 80 < len(whole.splitlines())
+
+
+@pytest.mark.parametrize("command", [["run", "--hepl"], ["--hepl"]])
+def test_a_mistyped_help_is_understood(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(command, entry_points(group=GROUP)) == 2
+    assert "Did you mean --help?" in capsys.readouterr().err
