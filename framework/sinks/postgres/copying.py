@@ -87,6 +87,7 @@ class Copying:
         self._connection = connection
         self._table = table
         self._progress = progress
+        self._is_secured = False
         self._copy_statement = (
             f"COPY {table} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')".encode()
         )
@@ -101,13 +102,13 @@ class Copying:
         """
         refused: dict[int, Answer] = {}
         table = await run_in_thread(copy_columns, rows)
-        copies = not await self._has_row_security()
+        self._is_secured = await self._has_row_security()
         todo = [(0, table.num_rows)] if table.num_rows else []
         while todo:
             start, stop = todo.pop()
             self._progress()
             part = table.slice(start, stop - start)
-            if copies and await self._copied(part):
+            if not self._is_secured and await self._copied(part):
                 continue
             if stop - start == 1 or (stop - start <= _SMALL and part.nbytes <= _MOST_BYTES):
                 for row, answer in (await self._one_by_one(part)).items():
@@ -150,7 +151,7 @@ class Copying:
         refused = {}
         for row, (state, text, detail) in msgspec.json.decode(found).items():
             answer = of_sqlstate(state, text, detail)
-            if state == "42501" and "policy" in text:
+            if state == "42501" and self._is_secured:  # a policy refuses the row
                 answer = Answer("rows", answer.reason)
             if answer.kind in ("later", "stop"):
                 raise ServerAnswer(answer)
