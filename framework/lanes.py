@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from .delivery.announcement import Announcement
     from .delivery.failures import ErrorPort
     from .guarantees import Guarantee
+    from .parts import SharedParts
     from .record import TopicPartition
-    from .reduce import SharedParts
     from .reducers.reducer import Context
     from .reducers.sink import Delivery
     from .strategy import Strategy

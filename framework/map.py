@@ -14,7 +14,6 @@ from .mapping.executor import LONGEST, LONGEST_WINDOW
 from .mapping.results import bytes_made
 from .mapping.stop import Stop
 from .observe.status import StageStatus
-from .observe.tracing import OFF
 from .observe.waits import REBALANCE, ROOM, Waiting
 from .record import Range, ReplayEnd, Rows
 from .service import watchdog
@@ -26,12 +25,10 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from .delivery.failures import ErrorPort
-    from .delivery.ledger import Ledger, Ledgers
-    from .intake.backpressure import Budget, Gate
+    from .delivery.ledger import Ledger
     from .mapping.executor import Executor
     from .mapping.results import MapResult
-    from .observe.metrics import Metrics
-    from .observe.tracing import Tracing
+    from .parts import SharedParts
     from .record import Batch
     from .strategy import Strategy
 
@@ -44,9 +41,7 @@ class MapStage:
         inbox: batches, in order of offsets.
         out: the first reduce stage's inbox.
         errors: for failed records.
-        gate: while it is closed, no batch is mapped.
-        budget: without room for its rows a map waits, but not that of an announced range.
-        on_failure: called with the error that ends the stage, before its streams are closed.
+        shared: without room in its budget for the rows a map waits, but not that of an announced range.
         on_taken: called after each batch is taken from the inbox; it resumes a paused partition.
         max_records: the most records of a batch that are mapped together.
         replay_to: last offset of an announced range; a `ReplayEnd` is sent after it.
@@ -57,34 +52,30 @@ class MapStage:
         strategy: Strategy,
         executor: Executor,
         ledger: Ledger,
-        ledgers: Ledgers,
         inbox: MemoryObjectReceiveStream[Batch],
         out: MemoryObjectSendStream[Rows | ReplayEnd],
         errors: ErrorPort,
-        gate: Gate,
-        budget: Budget,
-        metrics: Metrics,
-        on_failure: Callable[[BaseException], None],
+        shared: SharedParts,
+        *,
         on_taken: Callable[[], None],
         max_records: int,
         replay_to: int | None = None,
-        tracing: Tracing = OFF,
     ) -> None:
         self._strategy = strategy
         self._executor = executor
         self._ledger = ledger
-        self._ledgers = ledgers
+        self._ledgers = shared.ledgers
         self._inbox = inbox
         self._out = out
         self._errors = errors
-        self._gate = gate
-        self._budget = budget
-        self._metrics = metrics
-        self._on_failure = on_failure
+        self._gate = shared.gate
+        self._budget = shared.budget
+        self._metrics = shared.metrics
+        self._on_failure = shared.on_failure
         self._on_taken = on_taken
         self._max_records = max_records
         self._replay_to = replay_to
-        self._tracing = tracing
+        self._tracing = shared.tracing
         self._scope = anyio.CancelScope()
         self._waiting = anyio.CancelScope()
         self._waits = Waiting()

@@ -19,8 +19,9 @@ from .lanes import Lanes
 from .map import MapStage
 from .mapping.executor import Executor
 from .observe.tracing import OFF
+from .parts import SharedParts
 from .record import ReplayEnd, Rows
-from .reduce import ReduceStage, SharedParts
+from .reduce import ReduceStage
 from .reducers.reducer import Context, SinkContext
 from .reducers.sink import Sink
 from .strategy import ERROR_DELIVERY, ERROR_STAGE
@@ -86,8 +87,6 @@ class Pipeline:
         self._strategy = strategy
         self._consumer = consumer
         self._metrics = metrics
-        self._on_failure = on_failure
-        self._tracing = tracing
         self._max_batch_records = settings.max_batch_records
         self._executor = Executor(settings.executor, settings.map_workers, settings.log)
         self._maps: dict[TopicPartition, MapStage] = {}
@@ -106,7 +105,7 @@ class Pipeline:
         self._context = context_of(strategy, settings)
         self.committer = self._build_committer(settings.commit_interval)
         self.drained = anyio.Event()
-        shared = SharedParts(
+        shared = self._shared = SharedParts(
             self.ledgers,
             self._flushing,
             self.intake.budget,
@@ -320,18 +319,13 @@ class Pipeline:
             self._strategy.of_topic(partition.topic),
             self._executor,
             ledger,
-            self.ledgers,
             self.intake.inboxes.open(partition),
             self._lanes.start(self._tasks, partition, announcement),
             self._errors.clone(),
-            self._mapping,
-            self.intake.budget,
-            self._metrics,
-            on_failure=self._on_failure,
+            replace(self._shared, gate=self._mapping),
             on_taken=lambda: self.intake.inboxes.taken(partition),
             max_records=self._max_batch_records,
             replay_to=replay_to,
-            tracing=self._tracing,
         )
         self._tasks.start_soon(stage.run)
 
@@ -384,7 +378,7 @@ class Pipeline:
         maps = (stage.status(now) for _, stage in sorted(self._maps.items()))
         return (*maps, *(each for stage in self.reduce_stages for each in stage.statuses(now)))
 
-    def undrained(self) -> list[str]:
+    def offsets_in_flight(self) -> list[str]:
         """Return the offsets that are in flight and not settled, by partition."""
         return [
             f"{ledger.partition}[{ledger.watermark}..{ledger.position - 1}]"

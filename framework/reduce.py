@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -17,7 +16,6 @@ import structlog
 from .branches.branches import Branches
 from .errors import SinkError, UnexpectedDuplicate, no_escape
 from .observe.status import StageStatus
-from .observe.tracing import OFF
 from .observe.waits import REBALANCE, Waiting
 from .record import ReplayEnd, Rows
 from .reducers.flushing import Buffer, FlushOutcome, FlushTrigger, attempt_flush, retry_flush
@@ -25,16 +23,14 @@ from .reducers.sink import NEW
 from .service import watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from .delivery.failures import ErrorPort
-    from .delivery.ledger import Ledgers
     from .guarantees import Guarantee
-    from .intake.backpressure import Budget, Gate
-    from .observe.metrics import Metrics
-    from .observe.tracing import FlushSpan, Tracing
+    from .observe.tracing import FlushSpan
+    from .parts import SharedParts
     from .record import TopicPartition
     from .reducers.flushing import FlushReason
     from .reducers.reducer import Context, Reducer, Retry
@@ -43,24 +39,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _NEXT: Final = "the next stage, whose queue is full"
-
-
-@dataclass(frozen=True, slots=True)
-class SharedParts:
-    """The parts of a worker that all of its reduce stages share.
-
-    Attributes:
-        gate: while it is closed, no flush begins.
-        on_failure: called with the error that ends a stage.
-        tracing: makes a span of each flush.
-    """
-
-    ledgers: Ledgers
-    gate: Gate
-    budget: Budget
-    metrics: Metrics
-    on_failure: Callable[[BaseException], None]
-    tracing: Tracing = OFF
 
 
 class ReduceStage:

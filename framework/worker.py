@@ -318,13 +318,13 @@ class Worker:
         )
         return (
             f"not ended within shutdown_deadline ({self.deadline.seconds:g} s): "
-            + self.undrained()
+            + self.in_flight()
             + (f" ({busy})" if busy else "")
         )
 
-    def undrained(self) -> str:
+    def in_flight(self) -> str:
         """Describe the offsets that are not settled, as a part of a message; from any thread."""
-        left = ", ".join(self._pipeline.undrained())
+        left = ", ".join(self._pipeline.offsets_in_flight())
         if not left:
             return "all records are drained"
         return f"{left} not drained: not committed, they will be delivered again"
@@ -506,7 +506,7 @@ async def _run_until_signal(worker: Worker, supervisor: SupervisorLink | None) -
     name = "" if supervisor is None else f"{supervisor.name}: "
 
     def undone() -> str:
-        return name + _undone(worker, loop)
+        return name + _ask_undone(worker, loop)
 
     end = ProcessEnd(worker.deadline, request, undone, once=supervisor is not None)
     end.arm()
@@ -545,7 +545,7 @@ async def freeze_when_ready(worker: Worker) -> None:
     freeze_modules()
 
 
-def _undone(worker: Worker, loop: asyncio.AbstractEventLoop) -> str:
+def _ask_undone(worker: Worker, loop: asyncio.AbstractEventLoop) -> str:
     """Describe what is not done, from another thread; the event loop may stand still, or be closed."""
 
     async def ask() -> str:
@@ -556,7 +556,7 @@ def _undone(worker: Worker, loop: asyncio.AbstractEventLoop) -> str:
         undone = asyncio.run_coroutine_threadsafe(asking, loop).result(_ANSWER_TIMEOUT)
     except TimeoutError:
         undone = (
-            f"the event loop stands still: a coroutine or an inline map hangs; {worker.undrained()}"
+            f"the event loop stands still: a coroutine or an inline map hangs; {worker.in_flight()}"
         )
     except RuntimeError:
         asking.close()

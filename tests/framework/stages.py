@@ -14,8 +14,9 @@ from kmr.delivery.ledger import Ledgers
 from kmr.guarantees import AtLeastOnce
 from kmr.intake.backpressure import Budget, Gate
 from kmr.observe.metrics import Metrics
+from kmr.parts import SharedParts
 from kmr.record import Range, ReplayEnd, Rows, TopicPartition
-from kmr.reduce import ReduceStage, SharedParts
+from kmr.reduce import ReduceStage
 from kmr.reducers.reducer import Context
 from kmr.testing import Journal, batch_of
 

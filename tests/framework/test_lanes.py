@@ -14,7 +14,7 @@ from kmr.errors import StrategyError
 from kmr.intake.backpressure import Budget, Gate
 from kmr.lanes import Lanes
 from kmr.observe.metrics import Metrics
-from kmr.reduce import SharedParts
+from kmr.parts import SharedParts
 from kmr.reducers.reducer import Context
 from kmr.reducers.sink import Capabilities
 from kmr.strategy import Strategy

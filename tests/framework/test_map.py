@@ -16,6 +16,7 @@ from kmr.map import MapStage
 from kmr.mapping.executor import Executor
 from kmr.mapping.functions import map_batch, map_record
 from kmr.observe.metrics import Metrics
+from kmr.parts import SharedParts
 from kmr.record import Batch, Record, ReplayEnd, Rows
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter, VirtualTimeLoop, batch_of
@@ -60,14 +61,10 @@ class Bench:
             Strategy(function, [MemoryWriter(Journal())]),
             Executor("inline"),
             self.ledger,
-            self.ledgers,
             inbox,
             out,
             ErrorPort(errors, LimitWindow(None), self.ledgers.settle, metrics),
-            gate,
-            self.budget,
-            metrics,
-            on_failure=lambda _: None,
+            SharedParts(self.ledgers, gate, self.budget, metrics, on_failure=lambda _: None),
             on_taken=self.count_taken,
             max_records=max_records,
             replay_to=replay_to,
