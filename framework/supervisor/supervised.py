@@ -90,13 +90,21 @@ class Channel:
         """Answer each `Ask` from now on. Both are read on the event loop that runs now."""
         loop = asyncio.get_running_loop()
 
-        def answer(asked: Ask) -> None:
+        answering = set[asyncio.Task[None]]()
+
+        async def answer(asked: Ask) -> None:
             metrics = tuple(_families(registry)) if asked.metrics else ()
             report = Report(asked.number, status(), metrics)
             # A supervisor that is suspended does not read: the event loop must not wait for it.
             threading.Thread(target=self._try_to_tell, args=[report], daemon=True).start()
 
-        self._answer = lambda asked: loop.call_soon_threadsafe(answer, asked)
+        def begin(asked: Ask) -> None:
+            # In a task: anyio tells the time to nothing else.
+            task = loop.create_task(answer(asked))
+            answering.add(task)
+            task.add_done_callback(answering.discard)
+
+        self._answer = lambda asked: loop.call_soon_threadsafe(begin, asked)
         self.tell(Reports())
 
     def _try_to_tell(self, message: FromWorker) -> None:

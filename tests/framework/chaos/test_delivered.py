@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,14 @@ from kmr.chaos.hurried import STRATEGY_VARIABLE, hurried
 from kmr.errors import SinkError
 from kmr.loading import load_strategy
 from kmr.record import TopicPartition
-from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter, ParquetWriter, StreamWriter
+from kmr.sinks import (
+    ClickHouseWriter,
+    DeadLetterWriter,
+    KafkaWriter,
+    ParquetWriter,
+    PostgresWriter,
+    StreamWriter,
+)
 from tests.framework.chaos.strategies import ORDERS
 
 if TYPE_CHECKING:
@@ -79,6 +87,17 @@ async def test_rows_of_a_table_are_counted(clickhouse_url: str) -> None:
             assert await counted(writer) == {(AT, 3): 2}
         finally:
             client.command(f"DROP TABLE {name}")
+
+
+async def test_rows_in_postgresql_are_counted(postgres_url: str) -> None:
+    writer = PostgresWriter("delivered", url=postgres_url)
+    assert await counted(writer) == {}
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        await connection.execute(
+            'CREATE TABLE delivered (partition int, "offset" bigint, note text)'
+        )
+        await connection.execute("INSERT INTO delivered VALUES (0, 3, 'x'), (0, 3, 'x')")
+    assert await counted(writer) == {(AT, 3): 2}
 
 
 def test_nothing_can_be_read_from_a_stream() -> None:
