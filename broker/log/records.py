@@ -411,7 +411,8 @@ def iterate_records(
         _ATTRIBUTES.pack_into(start, _ATTRIBUTES_AT, header.attributes & ~_CODEC_MASK)
         for r in DefaultRecordBatch(bytes(start) + read_body(data, header, most_bytes)):
             yield StoredRecord(r.offset, r.timestamp, r.key, r.value, tuple(r.headers))
-    except (KafkaError, ValueError, IndexError, struct.error) as error:
+    except (KafkaError, ValueError, IndexError, OverflowError, MemoryError, struct.error) as error:
+        # A length of 2**62 bytes is no lack of memory.
         raise CorruptBatch(
             f"the records of the batch at offset {header.base_offset} cannot be read: {error}"
         ) from error

@@ -120,8 +120,12 @@ class Storage:
             if not directory.exists():
                 make_directory(directory)
             store: Store = await to_thread.run_sync(self._load, kind, directory)
-        except (LogError, OSError) as error:
-            raise BrokerError(f"the {what} in {directory} cannot be read: {error}") from error
+        except BrokerError:
+            raise
+        except Exception as error:
+            # Whatever is in the files: the user gets a reason.
+            reason = error if isinstance(error, LogError | OSError) else repr(error)
+            raise BrokerError(f"the {what} in {directory} cannot be read: {reason}") from error
         self._stores.append(store)
         report_recovery(store.log.log, directory=str(directory))
         return store

@@ -327,6 +327,7 @@ class TopicStore:
         Raises BrokerError if one of them cannot be opened; then none is open.
         """
         topics: list[Topic] = []
+        directory = self._root
         try:
             shutil.rmtree(self._unfinished, ignore_errors=True)
             self._unfinished.mkdir()
@@ -338,9 +339,11 @@ class TopicStore:
                     topics.append(self._open(directory, clean=clean))
         except BaseException as error:
             _close_logs(each.log for topic in topics for each in topic.partitions)
-            if isinstance(error, LogError | OSError):
+            if isinstance(error, Exception):  # whatever is in the files: the user gets a reason
+                expected = isinstance(error, LogError | OSError)
+                reason = error if expected else f"{directory}: {error!r}"
                 raise BrokerError(
-                    f"the topics in {self._root} cannot be opened: {error}"
+                    f"the topics in {self._root} cannot be opened: {reason}"
                 ) from error
             raise
         return topics

@@ -282,3 +282,10 @@ def test_a_bomb_is_refused_before_it_fills_the_memory(codec: int) -> None:
         read_records(batch, parse_header(batch), 1_000_000)
     with pytest.raises(CorruptBatch):
         read_records(batch, parse_header(batch), 2**20)
+
+
+def test_a_length_that_no_memory_holds_is_damage() -> None:
+    record = b"\x40\0\0\0" + b"\xfe" + b"\xff" * 8 + b"\x01" + bytes(30)  # a key of 2**63 bytes
+    batch = encode_batch(BatchHeader(record_count=1), record)
+    with pytest.raises(CorruptBatch):
+        read_records(batch, parse_header(batch))
