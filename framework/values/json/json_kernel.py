@@ -102,7 +102,7 @@ def _expect(followers: Ints, place: Int, begin: Int, size: Int, field: Int) -> N
     followers[place, WORD_MASK] = np.int64(mask)
 
 
-@compiled
+@inlined
 def _is_expected(followers: Ints, place: Int, size: Int, at: Int, end: Int) -> bool:
     """Whether the text at an address, with a value behind it, is the one that was noted."""
     if at + 8 > end or at + size >= end:
@@ -165,7 +165,7 @@ def _guess(at: Int, end: Int, nodes: Ints, container: Int, place: Int, names: In
     return np.int64(_UNKNOWN)
 
 
-@compiled
+@inlined
 def _scalar(  # noqa: C901
     at: Int, end: Int, base: Int, code: Int, low: Int, high: Int, nullable: Int
 ) -> tuple[Int, Int, Int]:

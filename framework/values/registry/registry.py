@@ -20,11 +20,6 @@ from ...errors import RegistryError
 if TYPE_CHECKING:
     import urllib3
 
-__all__ = [
-    "Reference", "RegisteredSchema", "Registry", "RegistryUnavailable", "SchemaKind",
-    "UnknownSchema",
-]  # fmt: skip
-
 SchemaKind: TypeAlias = Literal["AVRO", "JSON", "PROTOBUF"]
 
 _CONTENT: Final = "application/vnd.schemaregistry.v1+json"
