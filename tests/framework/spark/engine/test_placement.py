@@ -97,6 +97,7 @@ class ThirdPartySink(Sink):
         self.capabilities = Capabilities(
             names_ranges=True,
             needs_session=needs_session,
+            forwards=True,
             on_spark="exactly once, by names",
             errors_on_spark="exactly once, by names of errors",
             difference_on_spark="differs",
