@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
+OFFSET_MARK: dict[bytes | str, bytes | str] = {b"kmr": b"the record's offset"}
+"""Metadata of the column `offset` of a batch. Pyarrow keeps it where rows are selected or sorted, so
+a column of that name that the user made is not taken for it."""
+
 RECORD_OFFSET = "kmr_offset"
 """The column of per-batch maps that names the record of each row. Data has no column of this name."""
 

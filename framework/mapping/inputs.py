@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import StrategyError
-from ..record import RECORD_OFFSET, SCHEMA, Record, to_records
+from ..record import OFFSET_MARK, RECORD_OFFSET, SCHEMA, Record, to_records
 from .results import Failure, MapResult
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ _BESIDE: Final = ("topic", "partition", "offset", "timestamp", "key", "headers")
 """The columns of records that stay beside those of values."""
 
 _OFFSET: Final[pa.Field[Any]] = pa.field(RECORD_OFFSET, pa.int64(), nullable=False)
+_BESIDE_FIELDS: Final = {
+    field.name: field.with_metadata(OFFSET_MARK) if field.name == "offset" else field
+    for field in SCHEMA
+}
 
 _RENAME: Final = (
     'give the field another name (msgspec.field(name="...") keeps that of the encoded value)'
@@ -126,7 +130,7 @@ class Inputs:
         """Return the columns for a per-batch function, without the records that cannot be decoded."""
         decoded, good, failures = self._decode(records)
         names = self._beside()
-        fields = [*decoded.schema, *(SCHEMA.field(name) for name in names), _OFFSET]
+        fields = [*decoded.schema, *(_BESIDE_FIELDS[name] for name in names), _OFFSET]
         beside = [records.column(name) for name in (*names, "offset")]
         columns = pa.RecordBatch.from_arrays([*decoded.columns, *beside], schema=pa.schema(fields))
         return columns if good is None else columns.filter(pa.array(good)), failures

@@ -20,7 +20,7 @@ import pyarrow as pa
 from ..column_types import choose_type, join_tables
 from ..errors import StrategyError, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
-from ..record import RECORD_OFFSET
+from ..record import OFFSET_MARK, RECORD_OFFSET
 from ..values.python_columns import convert
 from ..values.schemas import RowType, fields_of, is_row_class
 
@@ -405,12 +405,16 @@ def from_columns(
         ]
     elif RECORD_OFFSET in table.column_names:
         offsets = table.column(RECORD_OFFSET).to_numpy()
+    elif (marked := _marked(table)) is not None:
+        offsets = table.column(marked).to_numpy()
     else:
         raise StrategyError(
             f"map function {_name(function)} returned columns without `{RECORD_OFFSET}`, which names the "
             "record of each row; keep that column (it is not written), or return a pair of the columns and "
             "the input row that each row came from"
         )
+    if (marked := _marked(table)) is not None:
+        table = table.set_column(marked, "offset", table.column(marked))
     if RECORD_OFFSET in table.column_names:
         table = table.drop_columns([RECORD_OFFSET])
     if len(offsets) != table.num_rows:
@@ -420,6 +424,12 @@ def from_columns(
     if len(offsets) == 0:
         return MapResult(None, NO_OFFSETS)
     return _ordered(function, records, table, offsets)
+
+
+def _marked(table: pa.Table) -> int | None:
+    """Return the number of the column `offset` that came with the batch, if the function has kept it."""
+    found = [at for at, field in enumerate(table.schema) if field.metadata == OFFSET_MARK]
+    return found[0] if found else None
 
 
 def _input_rows(function: Callable[..., Any], keep: Any, count: int) -> NDArray[Any]:

@@ -172,6 +172,27 @@ def test_a_key_alone_may_be_decoded() -> None:
     }
 
 
+def test_the_offset_that_came_with_the_batch_names_the_record_and_is_a_column_of_the_row() -> None:
+    @map_batch
+    def kept(columns: pa.RecordBatch) -> pa.RecordBatch:
+        found = columns.filter(pa.array([True] * len(columns))).select(["path", "offset"])
+        return found.append_column("again", found.column("path")).sort_by("path")
+
+    result = mapped(map=kept)
+    assert [row["offset"] for row in rows(result)] == result.offsets.tolist()
+    assert result.table is not None
+    assert all(field.metadata is None for field in result.table.schema)
+
+
+def test_an_offset_that_the_function_made_names_no_record() -> None:
+    @map_batch
+    def made(columns: pa.RecordBatch) -> pa.Table:
+        return pa.table({"offset": pa.array([10] * len(columns))})
+
+    with pytest.raises(StrategyError, match="without `kmr_offset`"):
+        mapped(map=made)
+
+
 def test_a_field_of_the_value_goes_before_the_column_of_the_record() -> None:
     @map_batch
     def times(columns: pa.RecordBatch) -> pa.RecordBatch:
