@@ -44,7 +44,8 @@ async def _run(settings: Settings, config: Path | None, flags: Mapping[str, obje
     def request(name: str) -> None:
         loop.call_soon_threadsafe(supervisor.shutdown, name)
 
-    loop.add_signal_handler(signal.SIGHUP, supervisor.roll)
+    # Not by the event loop: the watchdog of `ProcessEnd` takes the file that wakes the loop for signals.
+    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(supervisor.roll))
     if take_hangup():
         supervisor.roll()
     ProcessEnd(supervisor.deadline, request, supervisor.kill).arm(hangup=False)

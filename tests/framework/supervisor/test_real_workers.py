@@ -41,8 +41,12 @@ async def test_status_metrics_and_liveness_of_real_workers_are_at_one_address(
     async with BatchProducer(broker.bootstrap_servers, "t") as producer:
         await producer.send([b"x"] * 10)
     flags: dict[str, object] = {
-        "strategy": "flow:strategy", "topics": "t", "group": "g", "workers": 2,
-        "bootstrap_servers": broker.bootstrap_servers, "http.port": 0,
+        "strategy": "flow:strategy",
+        "topics": "t",
+        "group": "g",
+        "workers": 2,
+        "bootstrap_servers": broker.bootstrap_servers,
+        "http.port": 0,
     }
     supervisor = Supervisor(Settings.load(flags=flags), None, flags)
     with anyio.fail_after(90):
