@@ -1,0 +1,275 @@
+"""What a client of each sink reads, and whether it is the value that was sent.
+
+Reading is exact: times as text, numbers as `Decimal`, objects as pairs; never by the types of a client, which
+end at the year 9999 and round to microseconds.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .plain_values import (
+    DAY,
+    NS,
+    Clock,
+    Day,
+    Entries,
+    Float,
+    Moment,
+    Opaque,
+    Pairs,
+    Span,
+    Struct,
+    Text,
+    clock_of,
+    is_json_of,
+    moment_of,
+    plain,
+    read_json,
+    same_float,
+    span_of,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FIELD = "feld"
+
+
+def parquet_rows(directory: Path) -> list[tuple[int, Any]]:
+    """The rows of all files as plain values; a file without the column holds nulls of it."""
+    found: list[tuple[int, Any]] = []
+    for path in sorted(directory.rglob("[!_.]*.parquet")):
+        table = pq.ParquetFile(path).read()
+        values = plain(table[FIELD]) if FIELD in table.column_names else [None] * len(table)
+        found += zip(table["id"].to_pylist(), values, strict=True)
+    return found
+
+
+def json_rows(lines: list[bytes]) -> list[tuple[int, Any]]:
+    """The rows of JSON objects."""
+    rows = [dict(read_json(line)) for line in lines]
+    return [(int(row["id"]), row.get(FIELD)) for row in rows]
+
+
+def clickhouse_rows(client: Any, table: str) -> tuple[str, list[tuple[int, Any]]]:
+    """The type of the column, and the rows; text holds one character for each byte."""
+    name = table.rpartition(".")[2]
+    query = f"SELECT type FROM system.columns WHERE table = '{name}' AND name = '{FIELD}'"
+    kind = client.raw_query(query).decode().strip()
+    raw = client.raw_query(
+        f"SELECT id, `{FIELD}` FROM {table} FORMAT JSONCompactEachRow",
+        settings={
+            "output_format_json_quote_denormals": 1,
+            "output_format_json_quote_64bit_integers": 0,
+            "output_format_json_quote_decimals": 1,
+            "output_format_json_named_tuples_as_objects": 1,
+            "output_format_json_escape_forward_slashes": 0,
+            "date_time_output_format": "iso",
+        },
+    )
+    rows = [read_json(line) for line in raw.decode("latin-1").split("\n") if line]
+    return kind, [(int(row[0]), row[1]) for row in rows]
+
+
+def postgres_rows(connection: Any, table: str) -> tuple[str, list[tuple[int, Any]]]:
+    """The type of the column, and the rows; every value as PostgreSQL's text of it."""
+    connection.execute("SET timezone = 'UTC'; SET intervalstyle = 'iso_8601'")
+    found = connection.execute(f'SELECT id, "{FIELD}"::text FROM {table}').fetchall()
+    query = "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass AND attname = %s"
+    (kind,) = connection.execute(query, (table, FIELD)).fetchone()
+    return kind, found
+
+
+def is_same_in(expected: Any, got: Any, kind: str) -> bool:
+    """Whether a column of this type holds the value: the same number, moment, text, ... in its own form.
+
+    Floats may be rounded to the nearest float of a narrower column, if that is finite; nothing else may.
+    """
+    if expected is None:  # lists, maps and tuples of ClickHouse cannot be null
+        return got is None or got == [] or (isinstance(got, Pairs) and not any(v for _, v in got))
+    if got is None:
+        return False
+    lower = kind.lower()
+    if lower in ("json", "jsonb"):
+        return _is_json(expected, read_json(got) if isinstance(got, str) else got, lower == "jsonb")
+    match expected:
+        case bool():
+            return got is expected or str(got).lower() in (
+                ("true", "1", "t") if expected else ("false", "0", "f")
+            )
+        case int() | Decimal():
+            if isinstance(got, bool):
+                return expected in (0, 1) and got == bool(expected)
+            number = _number(got)
+            return number is not None and number.is_finite() and _float_of(number, expected, lower)
+        case Float():
+            return _is_float(expected, got, lower)
+        case Text(raw):
+            return _is_text(raw, got, lower)
+        case bytes():
+            return _is_text(expected, got, lower)
+        case Day(days):
+            return _is_moment(days * DAY, got, lower) or _number(got) == days
+        case Moment(ns):
+            return _is_moment(ns, got, lower) or _counts(got, ns)
+        case Clock(ns):
+            return clock_of(str(got)) == ns or _counts(got, ns)
+        case Span(ns):
+            return span_of(str(got)) == ns or _counts(got, ns)
+        case UUID():
+            return str(got).lower() == str(expected)
+        case Opaque():
+            return isinstance(got, str)
+        case Struct(fields):
+            if isinstance(got, str) and got.startswith("("):  # a tuple as a key
+                return got == f"({', '.join(str(v) for _, v in fields)})"
+            if not isinstance(got, Pairs):
+                return isinstance(got, str) and is_json_of(expected, read_json(got))
+            theirs = dict(got)
+            return all(is_same_in(v, theirs.get(n), lower) for n, v in fields)
+        case Entries(pairs):
+            if not isinstance(got, Pairs):
+                return isinstance(got, str) and is_json_of(expected, read_json(got))
+            return len(got) == len(pairs) and all(
+                is_same_in(a, c, "string") and is_same_in(b, d, lower)
+                for (a, b), (c, d) in zip(pairs, got, strict=True)
+            )
+        case tuple():
+            if not isinstance(got, list):
+                return isinstance(got, str) and is_json_of(expected, read_json(got))
+            return len(got) == len(expected) and all(
+                is_same_in(a, b, lower) for a, b in zip(expected, got, strict=True)
+            )
+    raise AssertionError(expected)
+
+
+def _is_json(expected: Any, got: Any, is_jsonb: bool) -> bool:
+    if isinstance(expected, Text):  # the text of a document
+        return repr(read_json(expected.raw)) == repr(got) or is_json_of(expected, got)
+    return is_json_of(_without_negative_zero(expected) if is_jsonb else expected, got)
+
+
+def _without_negative_zero(value: Any) -> Any:
+    """As jsonb's numbers, which are `numeric`."""
+    match value:
+        case Float(x, bits) if x == 0:
+            return Float(0.0, bits)
+        case Struct(fields):
+            return Struct(tuple((n, _without_negative_zero(v)) for n, v in fields))
+        case Entries(pairs):
+            return Entries(tuple((k, _without_negative_zero(v)) for k, v in pairs))
+        case tuple():
+            return tuple(map(_without_negative_zero, value))
+    return value
+
+
+def _number(got: Any) -> Decimal | None:
+    try:
+        return Decimal(got)
+    except (InvalidOperation, TypeError, ValueError):
+        return None
+
+
+def _float_of(number: Decimal, expected: Any, kind: str) -> bool:
+    """A float is spelled by its shortest text: what it is, is the float of that text."""
+    if "float32" in kind or kind == "real":
+        return Decimal(float(np.float32(number))) == expected
+    if "bfloat" in kind:
+        return number == expected
+    if "float" in kind or "double" in kind:
+        return Decimal(float(number)) == expected
+    return number == expected
+
+
+def _is_float(expected: Float, got: Any, kind: str) -> bool:
+    if isinstance(got, bool) or (number := _number(got)) is None:
+        return False
+    if not math.isfinite(expected.value):
+        return same_float(expected, float(number))
+    if not number.is_finite():
+        return False
+    if "float32" in kind or kind == "real":
+        with np.errstate(all="ignore"):
+            narrow = float(np.float32(expected.value))
+        return math.isfinite(narrow) and same_float(Float(narrow, 32), float(got))
+    if "bfloat" in kind:
+        return abs(float(number) - expected.value) <= abs(expected.value) / 128
+    if "float" in kind or "double" in kind:
+        return same_float(expected, float(got))
+    shortest = repr(expected.value) if expected.bits == 64 else str(np.float32(expected.value))
+    return number in (Decimal(shortest), Decimal(expected.value))
+
+
+def _is_text(raw: bytes, got: Any, kind: str) -> bool:
+    """Text that a column of another type holds is the number, time, address, ... that it spells."""
+    if isinstance(got, bool):
+        words = (
+            ("true", "t", "1", "yes", "y", "on") if got else ("false", "f", "0", "no", "n", "off")
+        )
+        return raw.decode(errors="replace").strip().lower() in words
+    if isinstance(got, str):
+        if (
+            raw in (_bytes_of(got), got.encode("utf-8", "surrogatepass"))
+            or got == "\\x" + raw.hex()
+        ):
+            return True
+        if "fixedstring" in kind or kind.startswith(("character(", "bpchar")):
+            return raw.rstrip(b" \0") == _bytes_of(got).rstrip(b" \0")
+    text = raw.decode(errors="replace").strip()
+    mine, theirs = _number(text), _number(got)
+    if theirs is not None:
+        if mine is None:
+            return False
+        return (
+            (mine.is_nan() and theirs.is_nan())
+            or _float_of(theirs, mine, kind)
+            or (
+                ("float" in kind or "double" in kind or kind == "real")
+                and float(mine) == float(theirs)
+                and math.isfinite(float(theirs))
+            )
+        )
+    moment, found = moment_of(text), moment_of(str(got))
+    if moment is not None and found is not None:
+        return moment[0] == found[0]
+    if clock_of(text) is not None:
+        return clock_of(text) == clock_of(str(got))
+    for read in (UUID, ipaddress.ip_address):
+        try:
+            mine_, theirs_ = read(text), read(str(got))
+        except ValueError:
+            continue
+        return bool(mine_ == theirs_ or mine_ == getattr(theirs_, "ipv4_mapped", None))
+    return False
+
+
+def _bytes_of(got: str) -> bytes:
+    """The bytes of text that was read with one character for each."""
+    return b"".join(
+        c.encode("latin-1") if ord(c) < 256 else c.encode("utf-8", "surrogatepass") for c in got
+    )
+
+
+def _is_moment(ns: int, got: Any, kind: str) -> bool:
+    found = moment_of(str(got))
+    return found is not None and found[0] == ns
+
+
+def _counts(got: Any, ns: int) -> bool:
+    """Whether it is the count of some unit."""
+    number = _number(got)
+    return number is not None and any(number * unit == ns for unit in NS.values())
+
+
+def array_of(values: Any, storage: pa.DataType, kind: pa.DataType) -> pa.Array[Any]:
+    """An array by the integers that it consists of."""
+    return pa.array(values, storage).view(kind)
