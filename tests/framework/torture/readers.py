@@ -95,7 +95,7 @@ def is_same_in(expected: Any, got: Any, kind: str) -> bool:
     Floats may be rounded to the nearest float of a narrower column, if that is finite; nothing else may.
     """
     if expected is None:  # lists, maps and tuples of ClickHouse cannot be null
-        return got is None or got == [] or (isinstance(got, Pairs) and not any(v for _, v in got))
+        return _is_empty(got)
     if got is None:
         return False
     lower = kind.lower()
@@ -150,6 +150,12 @@ def is_same_in(expected: Any, got: Any, kind: str) -> bool:
                 is_same_in(a, b, lower) for a, b in zip(expected, got, strict=True)
             )
     raise AssertionError(expected)
+
+
+def _is_empty(got: Any) -> bool:
+    return (
+        got is None or got == [] or (isinstance(got, Pairs) and all(_is_empty(v) for _, v in got))
+    )
 
 
 def _is_json(expected: Any, got: Any, is_jsonb: bool) -> bool:
