@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     from .arrow_values import Case
 
 UNIONS = {"sparse_union", "dense_union"}
-RUN_ENDS = {"run_end<string>", "run_end<int64>"}
 NO_COLUMN = {
     "stream": set[str](),
     "parquet": UNIONS,
-    "clickhouse": UNIONS
-    | RUN_ENDS
-    | {"null", "list<null>", "struct<>", "fixed[0]", "struct odd names"},
+    "clickhouse": UNIONS | {"null", "list<null>", "struct<>", "fixed[0]", "struct odd names"},
     "postgres": UNIONS | {"null"},
 }
 """Types that a sink has no column for: the worker ends at once, with the column's name and its type."""
