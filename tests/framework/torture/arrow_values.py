@@ -214,7 +214,7 @@ def plain_cases() -> list[Case]:
             1_500 * UNITS[unit] // 1000,
             -DAY * UNITS[unit],
             2**63 - 1,
-            -(2**63),
+            -(2**63) + 1,
             2**53 + 1,
             None,
         ]
