@@ -146,8 +146,16 @@ def _members(
     for code in np.unique(codes).tolist():
         member = union.type.field(code)
         ours = codes == code
-        rows = union.field(code).take(pa.array(offsets[ours]))
+        rows = _rows_at(union.field(code), offsets[ours])
         if pa.types.is_union(member.type):
             yield from _members(rows, places[ours])
         else:
             yield member.name, rows, places[ours]
+
+
+def _rows_at(member: Any, at: NDArray[np.int32]) -> Any:
+    """Return the rows at ascending places of a member: without a copy, if none lies between them."""
+    first, count = int(at[0]), len(at)
+    if int(at[-1]) - first == count - 1 and bool(np.all(at[1:] > at[:-1])):
+        return member.slice(first, count)
+    return member.take(pa.array(at))

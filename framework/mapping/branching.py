@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,14 +79,27 @@ class Branching:
         Args:
             rows: rows, or pairs of a row and a name.
         """
-        rows = list(rows)
+        kinds = set(map(type, rows))
+        if len(kinds) == 1 and (branch := self.classes.get(kinds.pop())) is not None:
+            rows, offsets = list(rows), list(offsets)
+            made = from_rows(self._row_type(branch, rows), rows, offsets, list(failures))
+            if made.table is None:
+                return made
+            return replace(
+                made, table=tag({branch: made.table}, {branch: np.arange(len(made.offsets))})
+            )
+        return self._from_unlike_rows(list(rows), offsets, failures)
+
+    def _from_unlike_rows(
+        self, rows: list[Any], offsets: Sequence[int], failures: Sequence[Failure]
+    ) -> MapResult:
         failed = {failure.offset: failure for failure in failures}
-        places: dict[str, list[int]] = {}
+        places: dict[str, list[int]] = defaultdict(list)
         for at, branch in enumerate(map(self.classes.get, map(type, rows))):
             if branch is None:
                 rows[at], branch, what = self._branch_of(rows[at])
             if branch is not None:
-                places.setdefault(branch, []).append(at)
+                places[branch].append(at)
             else:
                 failed.setdefault(offsets[at], self._unplaced(offsets[at], what))
         made = []
@@ -95,8 +109,10 @@ class Branching:
             result = from_rows(self._row_type(branch, some), some, theirs, [])
             failed |= {each.offset: each for each in result.failures if each.offset not in failed}
             if result.table is not None:
-                kept = np.isin(theirs, result.offsets)
-                made.append(_Part(branch, result.table, result.offsets, np.array(ours)[kept]))
+                order = np.array(ours)
+                if len(result.offsets) < len(ours):
+                    order = order[np.isin(theirs, result.offsets)]
+                made.append(_Part(branch, result.table, result.offsets, order))
         return _tagged(made, failed)
 
     def _row_type(self, branch: str, rows: list[Any]) -> RowType | None:
