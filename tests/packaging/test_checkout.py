@@ -29,7 +29,7 @@ def absolute_imports(path: Path) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize(
     ("folder", "forbidden"),
-    [("framework", r"kmr\b(?!\.broker\b)"), ("broker", r"kmr\.broker\b")],
+    [("framework", r"kmr\b(?!\.(broker|registry)\b)"), ("broker", r"kmr\.broker\b")],
 )
 def test_a_folder_of_the_package_imports_itself_by_relative_imports(
     folder: str, forbidden: str

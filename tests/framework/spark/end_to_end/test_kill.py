@@ -40,6 +40,7 @@ WELL_BEFORE_FOR_EVER = 20.0  # seconds; the deadline is 1 s
 STRATEGIES = """
 import pathlib
 import threading
+from dataclasses import replace
 import pyarrow as pa
 from kmr import Strategy, map_batch, map_record
 from kmr.reducers.collect import one_table
@@ -57,6 +58,9 @@ def picky(record):
 
 class Files(ParquetWriter):
     '''Writes files, and hands the rows on.'''
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.capabilities = replace(self.capabilities, forwards=True)
     async def flush(self, write):
         await super().flush(write)
         return one_table(self.rows)

@@ -1,0 +1,66 @@
+"""Rows of a map, divided among branches: in the order of their records, and failed records left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kmr.columns.tagged_rows import branches, tag
+from kmr.mapping.branching import Branching, join, offsets_in, only_branch
+from kmr.mapping.results import Failure, MapResult
+
+NAMED = Branching(frozenset({"a", "b"}), {})
+
+
+def found(mapped: MapResult) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+    assert mapped.table is not None
+    return {
+        name: list(zip(mapped.offsets[places].tolist(), rows.to_pylist(), strict=True))
+        for name, rows, places in branches(mapped.table)
+    }
+
+
+def test_rows_of_unlike_branches_keep_the_order_of_their_records() -> None:
+    rows = [({"x": 1}, "a"), ({"y": "t"}, "b"), ({"x": 2}, "a")]
+    mapped = NAMED.from_rows(rows, [5, 5, 7], [])
+    assert mapped.offsets.tolist() == [5, 5, 7]
+    assert found(mapped) == {"a": [(5, {"x": 1}), (7, {"x": 2})], "b": [(5, {"y": "t"})]}
+
+
+def test_a_name_without_a_branch_fails_its_record_and_all_of_its_rows() -> None:
+    mapped = NAMED.from_rows([({"x": 1}, "a"), ({"x": 2}, "c"), ({"x": 3}, "a")], [1, 1, 2], [])
+    assert found(mapped) == {"a": [(2, {"x": 3})]}
+    (failure,) = mapped.failures
+    assert failure.offset == 1
+    assert failure.reason.startswith("reduce= has no branch for the name 'c', only a, b")
+
+
+def test_tables_of_one_batch_are_ordered_by_record_and_then_by_branch() -> None:
+    def table(*offsets: int) -> MapResult:
+        return MapResult(pa.table({"o": list(offsets)}), np.array(offsets))
+
+    mapped = NAMED.from_tables({"b": table(1, 3, 3), "a": table(2, 3), "other": table(9)})
+    assert mapped.offsets.tolist() == [1, 2, 3, 3, 3]
+    assert [failure.offset for failure in mapped.failures] == [9]
+
+
+def tagged(*offsets: int, failed: int) -> MapResult:
+    order = {"a": np.arange(len(offsets))}
+    rows = tag({"a": pa.table({"o": list(offsets)})}, order)
+    return MapResult(rows, np.array(offsets), (Failure(failed, "wrong"),))
+
+
+def test_parts_of_a_batch_are_joined_without_the_records_that_failed_in_either() -> None:
+    joined = join([tagged(1, 2, failed=3), tagged(4, 5, failed=6)])
+    assert found(joined) == {"a": [(o, {"o": o}) for o in (1, 2, 4, 5)]}
+    assert [failure.offset for failure in joined.failures] == [3, 6]
+
+
+def test_the_rows_of_one_branch_can_be_told_from_the_others() -> None:
+    mapped = NAMED.from_rows([({"x": 1}, "a"), ({"y": 2}, "b")], [5, 6], [])
+    assert offsets_in(mapped, "b").tolist() == [6]
+    assert offsets_in(mapped, "none").tolist() == []
+    assert found(only_branch(mapped, "a")) == {"a": [(5, {"x": 1})]}
+    assert only_branch(mapped, "none").table is None
