@@ -105,8 +105,8 @@ async def test_answers_about_transactions_that_differ_need_a_reason(tmp_path: Pa
     theirs = ours | dict.fromkeys(DEVIATIONS, "?")
     assert not differing(ours, theirs)
     assert differing(ours, ours) == [f"{step}: explains nothing" for step in DEVIATIONS]
-    assert differing(ours, {**theirs, "state": "?"}) == [
-        f"state: {ours['state']!r}, Apache Kafka '?'"
+    assert differing(ours, {**theirs, "commit": "?"}) == [
+        f"commit: {ours['commit']!r}, Apache Kafka '?'"
     ]
 
 

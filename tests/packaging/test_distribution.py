@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 RECORDS: Final = 1_000
-FOLDERS: Final = ("broker", "demo", "framework", "service", "sql")
+FOLDERS: Final = ("broker", "demo", "framework", "registry", "service", "sql")
 """Names of our own folders, today's and earlier ones, that a project may use for its packages."""
 
 STRATEGY: Final = """
 import sys
 
-import broker, demo, framework, service, sql
+import broker, demo, framework, registry, service, sql
 from kmr import Strategy, map_record
 from kmr.sinks import StreamWriter
 
-OWNERS = "-".join(package.OWNER for package in (broker, demo, framework, service, sql))
+OWNERS = "-".join(package.OWNER for package in (broker, demo, framework, registry, service, sql))
 
 
 @map_record
@@ -152,6 +152,7 @@ def test_the_wheel_has_one_package_with_all_of_its_files(wheel: Path) -> None:
     assert names == {
         *(f"kmr/{name}" for name in tracked("framework")),
         *(f"kmr/broker/{name}" for name in tracked("broker")),
+        *(f"kmr/registry/{name}" for name in tracked("registry")),
         *(f"kmr/sql/{name}" for name in tracked("sql")),
     }
 

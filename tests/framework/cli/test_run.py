@@ -39,8 +39,8 @@ def test_a_wrong_flag_is_explained_like_any_other_setting(
     )
 
 
-def test_run_help_has_a_flag_for_every_setting(kmr: Callable[..., Any]) -> None:
-    text = kmr("run", "--help").out
+def test_all_of_the_help_of_run_has_a_flag_for_every_setting(kmr: Callable[..., Any]) -> None:
+    text = kmr("run", "--help-all").out
     for flag in (
         "--topic",
         "--group",

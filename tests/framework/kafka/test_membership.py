@@ -339,29 +339,28 @@ async def test_a_static_member_comes_back_without_a_rebalance(
             assert other.consumer.generation == generation
 
 
-async def test_a_member_goes_on_and_commits_while_its_group_changes_the_protocol_and_back(
-    consume: Consume, tmp_path: Path
+async def test_a_member_goes_on_and_commits_when_its_group_refuses_the_other_protocol(
+    broker: Broker, consume: Consume, create_topic: CreateTopic
 ) -> None:
-    settings = BrokerSettings(data_dir=tmp_path, port=0, group_consumer_heartbeat_interval=0.1)
-    async with AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(Broker(settings))
-        await broker.topics.create("t", 2)
-        servers = broker.bootstrap_servers
-        joining = consume(bootstrap_servers=servers, heartbeat_interval=0.1)
-        member = await stack.enter_async_context(joining)
+    await create_topic("t", 2)
+    async with consume(heartbeat_interval=0.1) as member:
         await member.until_assigned(lambda p: len(p) == 2)
-        options = {"group.id": "g", "group.protocol": "consumer", "log_level": 0}
-        other = ck.Consumer(options | {"bootstrap.servers": servers})
-        other.subscribe(["t"])
-        while len(other.assignment()) != 1:
-            await anyio.to_thread.run_sync(other.poll, 0.05)
-        await member.until_assigned(lambda p: len(p) == 1)
-        (partition,) = member.partitions
-        await member.consumer.commit({partition: CommitOffset(5)})
-        await anyio.to_thread.run_sync(other.close)
-        await member.until_assigned(lambda p: len(p) == 2)
-        assert await member.consumer.committed([partition]) == {partition: CommitOffset(5)}
-        await member.consumer.commit({partition: CommitOffset(6)})
+        generation, calls = member.consumer.generation, list(member.calls)
+        servers = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "g", "log_level": 0}
+        other = ck.Consumer(servers | {"group.protocol": "consumer"})
+        try:
+            other.subscribe(["t"])
+            refused = None
+            while refused is None:
+                refused = await anyio.to_thread.run_sync(other.poll, 0.05)
+        finally:
+            await anyio.to_thread.run_sync(other.close)
+        error = refused.error()
+        assert error is not None
+        assert "The group id does not exist" in error.str()
+        await member.consumer.commit({T0: CommitOffset(5), T1: CommitOffset(6)})
+        assert await member.consumer.committed([T0]) == {T0: CommitOffset(5)}
+        assert (member.consumer.generation, member.calls) == (generation, calls)
 
 
 async def test_two_processes_with_one_static_name_end_instead_of_putting_each_other_out_for_ever(
