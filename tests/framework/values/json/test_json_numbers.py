@@ -1,0 +1,100 @@
+"""Numbers of JSON are those that Python reads, or are left to another."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from kmr.formats.machine_code import INT64S, Ints, Kernel, load
+from kmr.values.json import json_numbers
+from kmr.values.json.json_numbers import as_float, as_integer, scan_number
+
+
+class Found(NamedTuple):
+    """A number that was read: its size in bytes (-1: it is none), and what it is."""
+
+    size: int
+    is_integer: bool
+    power: int
+    integer: int | None
+    number: float | None
+
+
+def scan(addresses: Ints, found: Ints) -> None:
+    begin, end, negative = addresses[0], addresses[1], addresses[2] != 0
+    at, is_integer, mantissa, power = scan_number(begin, end)
+    found[0] = at - begin if at >= 0 else at
+    found[1] = np.int64(is_integer)
+    found[2] = power
+    found[3], fits = as_integer(mantissa, power, negative)
+    found[4] = np.int64(fits)
+    found[5], known = as_float(mantissa, power, negative)
+    found[6] = np.int64(known)
+
+
+@cache
+def kernel() -> Kernel:
+    return load(__name__, {"scan": (INT64S, INT64S)}, depends_on=(json_numbers.__name__,))["scan"]
+
+
+def read(text: str) -> Found:
+    data = np.frombuffer(text.encode(), np.uint8)
+    begin = data.ctypes.data
+    addresses = np.array([begin, begin + len(data), text.startswith("-")], np.int64)
+    found = np.zeros(7, np.int64)
+    kernel()(addresses, found)
+    size, is_integer, power, integer, fits, bits, known = found.tolist()
+    (number,) = struct.unpack("<d", struct.pack("<q", bits))
+    return Found(
+        size, bool(is_integer), power, integer if fits else None, number if known else None
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "12345678", "1234567890123456789", str(2**63 - 1), str(-(2**63))]
+)
+def test_integers_of_64_bits_are_read_exactly(text: str) -> None:
+    found = read(text)
+    assert (found.size, found.is_integer, found.integer) == (len(text), True, int(text))
+
+
+def test_integers_beyond_64_bits_do_not_fit() -> None:
+    assert read(str(2**63)).integer is None
+    assert read(str(-(2**63) - 1)).integer is None
+    assert read("1" * 20).power == 9999
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0.1",
+        "-2.5",
+        "1e3",
+        "1E+22",
+        "123456.789e-10",
+        "1.7976931348623157e308",
+        "9007199254740993.7",
+    ],
+)
+def test_floats_are_the_nearest_ones(text: str) -> None:
+    found = read(text)
+    assert (found.size, found.is_integer, found.number) == (len(text), False, float(text))
+
+
+@pytest.mark.parametrize("text", ["1e999", "1e-400", "9007199254740993", "-0.0"])
+def test_floats_that_are_not_certain_are_not_known(text: str) -> None:
+    assert read(text).number is None
+
+
+@pytest.mark.parametrize("text", ["", "-", "01", "-01", ".5", "1.", "1.e3", "1e", "1e+", "a", "+1"])
+def test_what_is_no_number_is_refused(text: str) -> None:
+    assert read(text).size == -1
+
+
+def test_a_number_ends_at_the_first_other_byte() -> None:
+    assert read("12,3").size == 2
+    assert read("0.000000000000000000000001}").size == 26

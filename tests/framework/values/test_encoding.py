@@ -1,0 +1,72 @@
+"""Rows for encoders: cast to a format's columns, and encoded one by one."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kmr.errors import StrategyError
+from kmr.values.encoding import DoesNotFit, dict_of, encode_each, fit_rows, plain_rows
+from kmr.values.value_format import RowsDoNotFit
+
+FIELDS: list[pa.Field[Any]] = [
+    pa.field("n", pa.int8(), nullable=False),
+    pa.field("text", pa.string()),
+]
+SCHEMA = pa.schema(FIELDS)
+
+
+def test_rows_are_cast_and_columns_that_they_lack_stay_out() -> None:
+    fitted = fit_rows(pa.table({"n": pa.array([1, -128], pa.int64())}), SCHEMA, "Test")
+    assert fitted.schema.types == [pa.int8()]
+    assert fitted.to_pylist() == [{"n": 1}, {"n": -128}]
+
+
+def test_a_column_that_the_format_lacks_is_refused() -> None:
+    with pytest.raises(StrategyError, match="Test has no field other"):
+        fit_rows(pa.table({"n": [1], "other": [2]}), SCHEMA, "Test")
+
+
+def test_values_out_of_range_and_nulls_where_there_are_none_are_refused_by_row() -> None:
+    with pytest.raises(RowsDoNotFit) as caught:
+        fit_rows(pa.table({"n": [1, 128, None, -128]}), SCHEMA, "Test")
+    assert caught.value.failures.keys() == {1, 2}
+
+
+def test_each_row_that_cannot_be_encoded_has_its_reason() -> None:
+    def encode(number: int) -> bytes:
+        if number > 255:
+            raise DoesNotFit(f"{number} is too large")
+        return bytes([number])
+
+    assert encode_each([1, 255], encode).to_pylist() == [b"\1", b"\xff"]
+    with pytest.raises(RowsDoNotFit) as caught:
+        encode_each([1, 256, 2, -1], encode)
+    assert caught.value.failures.keys() == {1, 3}
+    assert caught.value.failures[1] == "256 is too large"
+    assert caught.value.failures[3].startswith("ValueError(")
+
+
+def test_times_at_any_depth_are_integers_and_maps_are_pairs() -> None:
+    day, moment = dt.date(1970, 1, 3), dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
+    kind = pa.timestamp("ms", "UTC")
+    rows = pa.table(
+        {
+            "day": pa.array([day], pa.date32()),
+            "list": pa.array([[moment, None]], pa.list_(kind)),
+            "struct": pa.array([{"at": moment}], pa.struct([pa.field("at", kind)])),
+            "map": pa.array([[("a", moment)]], pa.map_(pa.string(), kind)),
+        }
+    )
+    assert plain_rows(rows) == [
+        {"day": 2, "list": [1000, None], "struct": {"at": 1000}, "map": [("a", 1000)]}
+    ]
+
+
+def test_a_key_that_is_twice_in_a_map_does_not_fit() -> None:
+    assert dict_of([("a", 1), ("b", 2)], "m") == {"a": 1, "b": 2}
+    with pytest.raises(DoesNotFit, match="field m: its key 'a' is there twice"):
+        dict_of([("a", 1), ("a", 1)], "m")
