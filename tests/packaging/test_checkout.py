@@ -50,6 +50,7 @@ WITHOUT_BEHAVIOUR: Final = {
     "broker/errors.py",
     "broker/log/results.py",
     "framework/kafka/consumer.py",
+    "framework/parts.py",
 }
 """Modules of types alone: the tests of those that use them are theirs too."""
 

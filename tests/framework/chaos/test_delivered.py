@@ -12,9 +12,7 @@ import pytest
 
 from kmr.broker.client import BatchProducer
 from kmr.chaos.delivered import delivered_by
-from kmr.chaos.hurried import STRATEGY_VARIABLE, hurried
 from kmr.errors import SinkError
-from kmr.loading import load_strategy
 from kmr.record import TopicPartition
 from kmr.sinks import (
     ClickHouseWriter,
@@ -24,7 +22,6 @@ from kmr.sinks import (
     PostgresWriter,
     StreamWriter,
 )
-from tests.framework.chaos.strategies import ORDERS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,15 +100,3 @@ async def test_rows_in_postgresql_are_counted(postgres_url: str) -> None:
 def test_nothing_can_be_read_from_a_stream() -> None:
     assert delivered_by(StreamWriter("stdout"), ["t"]) is None
     assert delivered_by(None, ["t"]) is None
-
-
-def test_a_worker_of_a_storm_flushes_soon_and_the_users_strategy_stays_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = ORDERS.reducers[0].max_age
-    assert hurried(ORDERS).reducers[0].max_age == 0.5
-    assert ORDERS.reducers[0].max_age == before
-    monkeypatch.setenv(STRATEGY_VARIABLE, "tests.framework.chaos.strategies:TOPIC")
-    strategy = load_strategy("kmr.chaos.hurried")
-    assert isinstance(strategy.reducers[0], KafkaWriter)
-    assert strategy.reducers[0].topic == "results"

@@ -101,28 +101,6 @@ def test_one_of_several_workers_and_a_process_of_nohup_stay_when_the_terminal_go
     assert (done.returncode, done.stdout) == (0, "SIGTERM\n")
 
 
-EARLY = """
-import os, signal, time
-from kmr.service.hangups import hold_hangups
-hold_hangups()
-os.kill(os.getpid(), signal.SIGHUP)
-from kmr.service.deadline import Deadline
-from kmr.service.process_end import ProcessEnd
-asked = []
-ProcessEnd(Deadline(60), asked.append, str).arm()
-while not asked:
-    time.sleep(0.01)
-print(*asked)
-"""
-
-
-def test_a_hangup_while_a_process_starts_is_remembered() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", EARLY], check=False, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (0, "SIGHUP\n")
-
-
 def test_output_that_nobody_reads_does_not_keep_the_process() -> None:
     script = (
         "import sys\nfrom kmr.service.process_end import exit_now\nexit_now(3, 'x' * 10_000_000)"

@@ -1,0 +1,36 @@
+"""The process that ends another one; with a worker it is in `guarantees/test_signals_and_exit_codes.py`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BEGIN = """
+import re
+from kmr.service.watchdog import begin, note, watch
+watch(0.1)
+note("map of the oven")
+begin()
+"""
+
+
+def ended(script: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + script],
+        check=False,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_call_that_never_frees_the_interpreter_lock_ends_with_its_stack_and_name() -> None:
+    code, errors = ended("re.match('(a+)+$', 'a' * 60 + 'b')")
+    assert code == 3
+    assert "the last that began: map of the oven)" in errors
+    assert "most recent call first" in errors
+
+
+def test_a_process_that_ends_in_time_is_left_alone() -> None:
+    assert ended("") == (0, "")
