@@ -23,11 +23,14 @@ from kmr.record import TopicPartition
 from kmr.reducers.collect import Collecting, one_table
 from kmr.reducers.sink import NEW, Sink, Write
 from kmr.settings import Settings
+from kmr.sinks import ClickHouseWriter
 from kmr.testing import MemoryConsumer, batch_of
 from kmr.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kmr.reducers.reducer import Reducer
 
 BATCH = 5_000
 
@@ -77,23 +80,26 @@ class Bytes(Collecting, Sink):
             stream.write_table(table)
 
 
-SHAPES: dict[str, Callable[[], Strategy]] = {
-    "one writer": lambda: Strategy(value=Json(Event), map=alike, reduce=Bytes()),
-    "a mapping with one branch": lambda: Strategy(
-        value=Json(Event), map=alike, reduce={First: Bytes()}
-    ),
-    "three branches": lambda: Strategy(
-        value=Json(Event), map=unlike, reduce={First: Bytes(), Second: Bytes(), Third: Bytes()}
-    ),
-}
+def shapes(make: Callable[[str], Reducer]) -> dict[str, Callable[[], Strategy]]:
+    """Return the strategies; `make` returns a writer into a table."""
+
+    def strategy(function: Callable[[Event], Any], reduce: Any) -> Strategy:
+        return Strategy(value=Json(Event), map=function, reduce=reduce)
+
+    kinds = (First, Second, Third)
+    return {
+        "one writer": lambda: strategy(alike, make("alone")),
+        "a mapping with one branch": lambda: strategy(alike, {First: make("only")}),
+        "three branches": lambda: strategy(unlike, {kind: make(kind.__name__) for kind in kinds}),
+    }
 
 
-async def measure(strategy: Strategy, values: list[bytes]) -> float:
+async def measure(strategy: Strategy, values: list[bytes], group: str) -> float:
     """Return the seconds of processor time from the assignment to the end of the drain."""
     consumer, partition = MemoryConsumer(), TopicPartition("t", 0)
     for first in range(0, len(values), BATCH):
         consumer.put(batch_of("t", 0, first, values[first : first + BATCH]))
-    options: dict[str, Any] = {"topics": ("t",), "group": "g"}
+    options: dict[str, Any] = {"topics": ("t",), "group": group}
     worker = Worker(strategy, Settings(**options), consumer=consumer)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(worker.run)
@@ -110,14 +116,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument(
+        "--clickhouse", help="write to this server instead: http://host:port/database"
+    )
     given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     event = msgspec.json.encode(Event("somebody", 12.5, 1_234_567))
     values = [event] * given.records
-    best = dict.fromkeys(SHAPES, float("inf"))
-    for _ in range(given.rounds):
-        for name, make in SHAPES.items():
-            best[name] = min(best[name], anyio.run(measure, make(), values))
+
+    def make(table: str) -> Reducer:
+        return (
+            ClickHouseWriter(table, url=given.clickhouse, create=True)
+            if given.clickhouse
+            else Bytes()
+        )
+
+    strategies = shapes(make)
+    best = dict.fromkeys(strategies, float("inf"))
+    for number in range(given.rounds):
+        for name, strategy in strategies.items():
+            best[name] = min(best[name], anyio.run(measure, strategy(), values, f"{number}"))
     console = Console(highlight=False)
     for name, seconds in best.items():
         each = seconds / given.records / 3 * 1e9

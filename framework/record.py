@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from .columns.tagged_rows import is_tagged, tagged_nbytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -331,7 +333,7 @@ class Rows:
     @cached_property
     def nbytes(self) -> int:
         """The size of the columns in bytes, counting only the part of a buffer that these rows use."""
-        return int(self.table.nbytes)
+        return int(tagged_nbytes(self.table) if is_tagged(self.table.schema) else self.table.nbytes)
 
     def cut(self, rows: int) -> tuple[Rows, Rows | None]:
         """Divide into at most `rows` rows and the rest; the rows of one record stay together.

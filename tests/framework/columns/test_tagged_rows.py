@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.columns.tagged_rows import branches, is_tagged, schemas, tag, tagged_schema
+from kmr.columns.tagged_rows import branches, is_tagged, schemas, tag, tagged_nbytes, tagged_schema
 
 pytestmark = pytest.mark.hypothesis
 
@@ -75,3 +75,8 @@ def test_rows_are_sent_to_another_process_as_any_table() -> None:
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     assert pairs(pa.ipc.open_stream(sink.getvalue()).read_all()) == [("b", 1), ("a", 2)]
+
+
+def test_a_slice_has_the_size_of_its_rows() -> None:
+    table = tagged(["a", "b"] * 500)
+    assert tagged_nbytes(table.slice(0, 10)) < tagged_nbytes(table) / 50
