@@ -404,10 +404,14 @@ async def test_a_distributed_table_does_not_evolve(
 
     class Cluster(Proxy):
         def forwarded(self, path: str, body: bytes) -> tuple[str, bytes]:
-            renamed = body.replace(b"SELECT engine FROM", b"SELECT 'Distributed' AS engine FROM")
+            renamed = body.replace(b"SELECT engine,", b"SELECT 'Distributed' AS engine,")
             return path, renamed
 
     table = create_table(OFFSETS)
     async with serving(Cluster(clickhouse_url)) as cluster:
-        with pytest.raises(StrategyError, match="is Distributed, and the tables behind it"):
-            await ClickHouseWriter(table, url=cluster.url, evolve="add").open(context)
+        writer = ClickHouseWriter(table, url=cluster.url, evolve="add")
+        try:
+            with pytest.raises(StrategyError, match="is Distributed, and the tables behind it"):
+                await writer.open(context)
+        finally:
+            await writer.close()

@@ -72,6 +72,10 @@ def parse(record):
         return None
     return {"partition": record.partition, "offset": record.offset, "value": record.value.decode()}
 
+@map_record
+def without_place(record):
+    return {"value": record.value.decode()}
+
 @contextlib.asynccontextmanager
 async def known():
     with (HERE / "opened").open("a") as file:
@@ -186,7 +190,7 @@ doubled = Strategy(twice, [Batcher(max_rows=3), files_writer()], failed, resourc
 counted = Strategy(parse, [aggregate(), files_writer()], failed)
 clickhouse = Strategy(parse, [aggregate(), ClickHouseWriter("TABLE", url="URL")], failed)
 witness = Strategy(parse, [Witness("task"), aggregate(), Witness("driver")], Witness("error"))
-located = Strategy(parse, [ClickHouseWriter("TABLE", url="URL", extra_columns="ignore")], failed)
+located = Strategy(without_place, [ClickHouseWriter("TABLE", url="URL")], failed)
 coordinates = pa.schema({"partition": pa.int32(), "offset": pa.int64()})
 grows = Strategy(
     parse, [ClickHouseWriter("TABLE", url="URL", create=coordinates, evolve="add")], failed
@@ -413,8 +417,8 @@ def test_a_repeated_micro_batch_is_counted_where_clickhouse_knows_its_token_and_
 ) -> None:
     with connect(Target.of(runner.url)) as client:
         client.command(
-            f"CREATE TABLE {runner.table} (partition UInt32, offset UInt64) ENGINE = MergeTree "
-            "ORDER BY offset SETTINGS non_replicated_deduplication_window = 10000"
+            f"CREATE TABLE {runner.table} (topic String, partition UInt32, offset UInt64, value String) "
+            "ENGINE = MergeTree ORDER BY offset SETTINGS non_replicated_deduplication_window = 10000"
         )
         kafka.produce(topic, [b"x"] * 10)
         runner.run("located")
