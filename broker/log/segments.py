@@ -89,7 +89,7 @@ class Segments:
 
     def search(self, timestamp_ms: int, most_bytes: int) -> DiskWork[tuple[int, int] | None]:
         """Find `(offset, timestamp)` of the first record with this timestamp or a later one, or None."""
-        for segment in tuple(self._segments):  # segments may come and go meanwhile
+        for segment in self._above_log_start():
             if self._use(segment).max_timestamp >= timestamp_ms:
                 found = yield from segment.search(timestamp_ms, self.log_start_offset, most_bytes)
                 if found is not None:
@@ -99,11 +99,17 @@ class Segments:
     def finding_latest(self, most_bytes: int) -> DiskWork[int]:
         """Find the latest timestamp of the records, -1 if none has one."""
         start = self.log_start_offset
-        # Only the oldest segment can have batches below the log start.
+        # Only the oldest of them can have batches below the log start.
         latest = max((s.max_timestamp for s in self if s.base_offset >= start), default=-1)
-        if self.oldest.base_offset < start and self.oldest.max_timestamp > latest:
-            latest = max(latest, (yield from self.oldest.finding_latest(start, most_bytes)))
+        oldest = self._above_log_start()[0]
+        if oldest.base_offset < start and oldest.max_timestamp > latest:
+            latest = max(latest, (yield from oldest.finding_latest(start, most_bytes)))
         return latest
+
+    def _above_log_start(self) -> list[Segment]:
+        """Return the segments with records above the log start; the others are being deleted."""
+        start = self.log_start_offset
+        return [s for s in self._segments if s.end_offset is None or s.end_offset > start]
 
     def add(self, segment: Segment) -> None:
         """Make `segment` the active one."""

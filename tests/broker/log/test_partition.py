@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,6 +179,36 @@ def test_records_below_a_new_start_are_gone_for_good(open_log: OpenLog, append: 
     assert (log.log_start_offset, files(log, ".log")) == (12, [10])
     with pytest.raises(OffsetOutOfRange):
         do_now(log.truncation(21))
+
+
+def test_a_search_leaves_out_the_segments_that_are_being_deleted(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log(KEEP)
+    for value in (b"a", b"b", b"c", b"d"):
+        append(log, [value] * 10)
+        log.roll()
+    log = open_log(KEEP, clean=False)
+    deleting: Any = log.truncation(30)
+    save_log_start = next(deleting)
+    delete_first = deleting.send(save_log_start())
+    assert (log.log_start_offset, files(log, ".log")) == (30, [0, 10, 20, 30, 40])
+    search: Any = log.search(0)
+    read = next(search)
+    do_now(_rest(deleting, delete_first))
+    found = do_now(_rest(search, read))
+    assert found is not None
+    assert found[0] == 30
+
+
+def _rest(work: Any, step: Callable[[], object]) -> Any:
+    """Go on with begun work, whose next step is `step`."""
+    while True:
+        done = yield step
+        try:
+            step = work.send(done)
+        except StopIteration as end:
+            return end.value
 
 
 def test_a_log_that_is_emptied_goes_on_with_its_offsets(open_log: OpenLog, append: Append) -> None:
