@@ -382,6 +382,18 @@ def _objects_of_structs(array: Array, *, nul: bool) -> Json:
     return Json(_with_nulls(null, _objects(tuple(names), children, len(array))), refused)
 
 
+def json_columns(table: pa.Table) -> Json:
+    """Return the lists of values of all columns; for each row that JSON cannot hold, the column and why."""
+    columns: list[list[Any]] = []
+    refused: dict[int, str] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        values, bad = json_values(whole(column))
+        for row, why in bad.items():
+            refused.setdefault(row, f"column {name}{why}")
+        columns.append(values)
+    return Json(columns, refused)
+
+
 class JsonRows(NamedTuple):
     """Rows as JSON objects.
 
@@ -400,13 +412,7 @@ def json_rows(table: pa.Table) -> JsonRows:
     if len(set(names)) < len(names):
         reason = "the rows have a column twice, which no JSON object has"
         return JsonRows([b""] * table.num_rows, dict.fromkeys(range(table.num_rows), reason))
-    columns: list[list[Any]] = []
-    refused: dict[int, str] = {}
-    for name, column in zip(names, table.columns, strict=True):
-        values, bad = json_values(whole(column))
-        for row, why in bad.items():
-            refused.setdefault(row, f"column {name}{why}")
-        columns.append(values)
+    columns, refused = json_columns(table)
     rows = _objects(tuple(names), columns, table.num_rows)
     objects = list(map(msgspec.json.Encoder().encode, rows))
     for row in refused:

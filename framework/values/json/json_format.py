@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...columns.kinds import whole
-from ...columns.texts import json_values
+from ...columns.texts import json_columns
 from ...errors import StrategyError
 from ..encoding import refuse
 from ..registry.per_process import PerProcess
@@ -141,12 +140,8 @@ class Json(TypedFormat):
             RowsDoNotFit: the type, or JSON, cannot hold a value.
             RegistryError: the registry refuses the schema, or does not answer.
         """
-        failures: dict[int, str] = {}
-        for name, column in zip(rows.column_names, rows.columns, strict=True):
-            for row, why in json_values(whole(column)).bad.items():
-                failures.setdefault(row, f"column {name}{why}")
-        refuse(failures)
         if self._registry is None:
+            refuse(json_columns(rows).bad)
             return super().encode(rows, topic)
         from ..registry.framing import prefix  # LLVM, too
 
