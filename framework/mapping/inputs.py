@@ -95,8 +95,9 @@ class Inputs:
             fields = [field.with_nullable(nullable=True) for field in fields]
         fields += self._key_fields()
         names = [field.name for field in fields]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise StrategyError(f"value= and key= both have a column {twice[0]}; {_RENAME}")
+        if len(set(names)) < len(names):  # asked for with each batch: count only then
+            both = min(name for name in names if names.count(name) > 1)
+            raise StrategyError(f"value= and key= both have a column {both}; {_RENAME}")
         if RECORD_OFFSET in names:
             raise StrategyError(f"the value has a column {RECORD_OFFSET}, as the record; {_RENAME}")
         return pa.schema(fields)
