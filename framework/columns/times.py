@@ -13,7 +13,7 @@ from .kinds import either, is_text, rows_unless, rows_where, without
 from .texts import UNITS
 
 if TYPE_CHECKING:
-    from .kinds import Array
+    from .kinds import Array, Mask
 
 
 _DAY: Final = 86_400
@@ -31,18 +31,14 @@ def to_date(array: Array, to: Any, zone: str | None = None) -> Cast:
         moments = to_timestamp(
             array, pa.timestamp("us") if is_text(kind) else pa.timestamp(kind.unit), zone
         )
-        seconds, rest = _divided(
-            moments.array.cast(pa.int64()), _DAY * UNITS[moments.array.type.unit]
-        )
-        cut = either(moments.cut, rows_where(pc.not_equal(rest, pa.scalar(0, pa.int64()))))
-        made = _days(seconds, to)
-        return Cast(made.array, either(moments.bad, made.bad), {}, cut)
+        days, cut = _divided(moments.array.cast(pa.int64()), _DAY * UNITS[moments.array.type.unit])
+        made = _days(days, to)
+        return Cast(made.array, either(moments.bad, made.bad), {}, either(moments.cut, cut))
     if pa.types.is_date32(kind):
         return _days(array.cast(pa.int32()).cast(pa.int64()), to)
     if pa.types.is_date64(kind):
-        days, rest = _divided(array.cast(pa.int64()), _DAY * 1000)
-        made = _days(days, to)
-        return made._replace(cut=rows_where(pc.not_equal(rest, pa.scalar(0, pa.int64()))))
+        days, cut = _divided(array.cast(pa.int64()), _DAY * 1000)
+        return _days(days, to)._replace(cut=cut)
     raise no_cast(array, to)
 
 
@@ -53,12 +49,12 @@ def _days(days: Array, to: Any) -> Cast:
     return Cast(without(days, bad).cast(pa.int32()).cast(to), bad)
 
 
-def _divided(array: Array, by: int) -> tuple[Array, Array]:
-    """Return quotient, rounded down, and rest."""
+def _divided(array: Array, by: int) -> tuple[Array, Mask]:
+    """Return the quotients, rounded down, and the rows where a rest is lost."""
     numbers = np.asarray(pc.fill_null(array, 0), dtype=np.int64)
     quotient, rest = np.divmod(numbers, by)
     null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-    return pa.array(quotient, mask=null), pa.array(rest, mask=null)
+    return pa.array(quotient, mask=null), rest != 0 if rest.any() else None
 
 
 def to_timestamp(array: Array, to: Any, zone: str | None = None) -> Cast:
@@ -80,10 +76,8 @@ def to_timestamp(array: Array, to: Any, zone: str | None = None) -> Cast:
 def _scaled(numbers: Array, one: int, other: int, to: Any, *, per_second: bool = False) -> Cast:
     """Convert integers from one unit to another; finer digits are cut off."""
     if per_second and one > other:
-        quotient, rest = _divided(numbers, one // other)
-        return Cast(
-            quotient.cast(to), None, {}, rows_where(pc.not_equal(rest, pa.scalar(0, pa.int64())))
-        )
+        quotient, cut = _divided(numbers, one // other)
+        return Cast(quotient.cast(to), None, {}, cut)
     factor = other // one if per_second else one * other
     most = (2**63 - 1) // factor
     bad = rows_unless(between(numbers, -most, most)) if factor > 1 else None
