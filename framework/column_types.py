@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from .columns.kinds import is_number
 from .errors import StrategyError
 
 if TYPE_CHECKING:
@@ -65,12 +66,8 @@ def choose_type(values: Mapping[pa.DataType, int]) -> TypeChoice:
     return TypeChoice(best.type, frozenset(best.members))
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-
-
 _ORDER: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
-    _is_number,
+    is_number,
     pa.types.is_boolean,
     pa.types.is_temporal,
     lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),

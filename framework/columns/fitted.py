@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from ..errors import reason_of
 from .casting import Cast, Misfit
-from .kinds import Mask, either, is_text, plain, whole, without
+from .kinds import Mask, either, is_text, mask_of, plain, whole, without
 from .reasons import reasons
 from .texts import excerpt, python_values
 
@@ -54,9 +54,7 @@ class Fitted(NamedTuple):
         """Return the rows that fit."""
         if not self.refused:
             return self.table
-        keep = np.ones(self.table.num_rows, dtype=np.bool_)
-        keep[list(self.refused)] = False
-        return self.table.filter(pa.array(keep))
+        return self.table.filter(pa.array(~mask_of(list(self.refused), self.table.num_rows)))
 
 
 def fit_columns(rows: pa.Table, targets: Sequence[Target]) -> Fitted:

@@ -26,6 +26,7 @@ from .kinds import (
     is_list,
     is_nested,
     is_text,
+    mask_of,
     plain,
     rows_unless,
     rows_where,
@@ -137,10 +138,10 @@ def json_cast(array: Array, *, nul: bool = True) -> Cast:
     """Encode values as JSON, as `json_values` does."""
     text, why = json_texts(array, nul=nul)
     places = {
-        each: _rows(len(array), [row for row, of_row in why.items() if of_row == each])
+        each: mask_of([row for row, of_row in why.items() if of_row == each], len(array))
         for each in set(why.values())
     }
-    return Cast(text, _rows(len(array), list(why)) if why else None, places)
+    return Cast(text, mask_of(list(why), len(array)) if why else None, places)
 
 
 def _has_bad_text(raw: Array) -> bool:
@@ -149,12 +150,6 @@ def _has_bad_text(raw: Array) -> bool:
     except pa.ArrowInvalid:
         return True
     return False
-
-
-def _rows(count: int, rows: Sequence[int]) -> NDArray[np.bool_]:
-    mask = np.zeros(count, dtype=np.bool_)
-    mask[list(rows)] = True
-    return mask
 
 
 def to_binary(array: Array, to: Any) -> Cast:
@@ -351,11 +346,7 @@ def _map_of_struct(
 
 
 def _of_rows(mask: Mask, *, count: int, rows: NDArray[np.int64]) -> Mask:
-    if mask is None:
-        return None
-    found = np.zeros(count, dtype=np.bool_)
-    found[rows[mask]] = True
-    return found
+    return None if mask is None else mask_of(rows[mask], count)
 
 
 def _joined(items: Sequence[Array]) -> Array:

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 Array: TypeAlias = Any
@@ -129,6 +131,13 @@ def rows_unless(condition: Array) -> Mask:
     return rows_where(pc.call_function("invert", [condition]))
 
 
+def mask_of(rows: Sequence[int] | NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    """Return a mask for `count` rows that is true for those of these numbers."""
+    mask = np.zeros(count, dtype=np.bool_)
+    mask[rows] = True
+    return mask
+
+
 def without(array: Array, bad: Mask) -> Array:
     """Replace some rows by null."""
     if bad is None:
@@ -136,14 +145,12 @@ def without(array: Array, bad: Mask) -> Array:
     return pc.if_else(pa.array(~bad), array, pa.scalar(None, array.type))
 
 
-def twice(kind: pa.StructType) -> str | None:
-    """Return the name of a field that a struct has twice; None if there is none."""
-    names = [field.name for field in kind]
-    return (
-        next((name for name in names if names.count(name) > 1), None)
-        if len(set(names)) < len(names)
-        else None
-    )
+def twice(fields: pa.StructType | pa.Schema) -> str | None:
+    """Return the first name that two fields have; None if there is none."""
+    names = [field.name for field in fields]
+    if len(set(names)) == len(names):
+        return None
+    return next(name for name in names if names.count(name) > 1)
 
 
 class Lists:
@@ -181,11 +188,7 @@ class Lists:
 
     def of_items(self, mask: Mask) -> Mask:
         """Return the lists that have one of these items."""
-        if mask is None:
-            return None
-        found = np.zeros(len(self.lengths), dtype=np.bool_)
-        found[self.parents()[mask]] = True
-        return found
+        return None if mask is None else mask_of(self.parents()[mask], len(self.lengths))
 
     def with_items(self, items: Array) -> Array:
         """Return lists of other items, as many in each."""

@@ -409,7 +409,7 @@ class JsonRows(NamedTuple):
 def json_rows(table: pa.Table) -> JsonRows:
     """Encode each row as a JSON object."""
     names = table.column_names
-    if len(set(names)) < len(names):
+    if twice(table.schema) is not None:
         reason = "the rows have a column twice, which no JSON object has"
         return JsonRows([b""] * table.num_rows, dict.fromkeys(range(table.num_rows), reason))
     columns, refused = json_columns(table)

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..column_types import choose_type, join_tables
+from ..columns.kinds import twice
 from ..errors import StrategyError, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
 from ..record import OFFSET_MARK, RECORD_OFFSET
@@ -392,11 +393,9 @@ def columns_of(function: Callable[..., Any], result: object) -> tuple[pa.Table |
             f"map function {_name(function)} returned {type(result).__name__}; "
             "return a table of pyarrow, Polars, DuckDB or pandas, a pair of that and `keep`, or None"
         )
-    names = table.column_names
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (name := twice(table.schema)) is not None:
         raise StrategyError(
-            f"map function {_name(function)} returned two columns {twice}; rename one of them"
+            f"map function {_name(function)} returned two columns {name}; rename one of them"
         )
     return table, keep
 
