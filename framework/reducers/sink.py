@@ -6,6 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from ..service.threads import run_in_thread
 from .finding import Finding
 from .reducer import Reducer
 
@@ -163,6 +164,14 @@ async def opens(reducer: Reducer, context: Context) -> Finding:
     finally:
         await reducer.close()
     return Finding("ok", context.stage, f"{type(reducer).__name__} opens")
+
+
+async def declared_columns(context: Context) -> pa.Schema | None:
+    """Return the columns of the rows that reach the sink's stage; None if the strategy declares none.
+
+    In a thread, because it may ask a schema registry, or call the user's map.
+    """
+    return await run_in_thread(context.for_sinks.schema_of, context.stage)
 
 
 def capabilities_of(reducer: Reducer) -> Capabilities:

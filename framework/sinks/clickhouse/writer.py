@@ -12,7 +12,7 @@ import structlog
 
 from ...errors import KmrError, SinkError, StrategyError
 from ...record import with_place
-from ...service.threads import run_in_thread
+from ...reducers.sink import declared_columns
 from ..answers import of_clickhouse, one_line
 from ..planning import MAX_BLOCK_ROWS
 from ..ranges import RangeWriter
@@ -254,8 +254,7 @@ class ClickHouseWriter(RangeWriter):
         target, name = self.target()
         connection = await self._connect(target)
         try:
-            # In a thread, because it may ask a schema registry, or call the user's map.
-            declared = await run_in_thread(context.for_sinks.schema_of, context.stage)
+            declared = await declared_columns(context)
             return await Examination(self, connection, target.database, name, context).run(declared)
         except KmrError:
             raise
@@ -316,8 +315,7 @@ class ClickHouseWriter(RangeWriter):
         try:
             return await read_table(connection, target.database, name)
         except MissingTable:
-            # In a thread, because it may ask a schema registry, or call the user's map.
-            declared = await run_in_thread(context.for_sinks.schema_of, context.stage)
+            declared = await declared_columns(context)
             try:
                 statement = self.create_statement(declared)
             except StrategyError as error:

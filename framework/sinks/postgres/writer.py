@@ -16,6 +16,7 @@ from ...errors import KmrError, SinkError, StrategyError
 from ...record import filled, with_place
 from ...reducers.finding import Finding, compare_clocks
 from ...reducers.reducer import Retry
+from ...reducers.sink import declared_columns
 from ...service.threads import run_in_thread
 from ..answers import of_postgres, one_line
 from ..choosing import choose
@@ -202,7 +203,7 @@ class PostgresWriter(RangeWriter):
         else:
             await self._require(connection, self._name, "INSERT")
             found.append(Finding("ok", stage, f"{self} exists, and may be written to"))
-            declared = await run_in_thread(context.for_sinks.schema_of, stage)
+            declared = await declared_columns(context)
             if declared is not None:
                 coordinates = filled(declared, table.coordinates(self.columns))
                 declared = pa.schema([*declared, *coordinates])
@@ -264,8 +265,7 @@ class PostgresWriter(RangeWriter):
         )
 
     async def _create_statement(self, context: Context) -> str:
-        # In a thread, because it may ask a schema registry, or call the user's map.
-        declared = await run_in_thread(context.for_sinks.schema_of, context.stage)
+        declared = await declared_columns(context)
         schema = self.create if isinstance(self.create, pa.Schema) else declared
         if schema is None:
             raise StrategyError(
