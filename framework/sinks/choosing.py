@@ -74,6 +74,21 @@ class Choice(Generic[C]):
             left_out={name: count for name, count in left_out.items() if count},
         )
 
+    def misfit(
+        self, declared: Collection[str], general: Collection[str], lacking: str
+    ) -> str | None:
+        """Return why rows with the declared columns cannot be written; None if they can.
+
+        Args:
+            declared: the names of the columns.
+            general: the reasons of `Fitted.general`, for no rows.
+            lacking: the fact about a needed column that the rows lack, for the message.
+        """
+        problems = [*self.problems.values(), *general]
+        if lacks := [each.name for each in self.columns if each.name not in declared]:
+            problems.append(f"they lack {', '.join(lacks)}, {lacking}")
+        return problems[0] if problems else None
+
     def _rows_of(self, rows: pa.Table, name: str | None) -> Iterator[int]:
         if name is None:
             yield from range(rows.num_rows)
@@ -119,9 +134,8 @@ def choose(
                 f"{table} has no column {name} to write to; {of_all}. Alter the table, return other "
                 "columns, or set extra_columns='ignore'"
             )
-    for name in unknown if not left_out else ():
-        if name in had:
-            raise StrategyError(problems[name])
+            if name in had:
+                raise StrategyError(problems[name])
     if twice := [name for name in wanted if list(names).count(name) > 1]:
         problems[None] = f"the rows for {table} have the column {', '.join(twice)} twice"
         wanted = [name for name in wanted if name not in twice]

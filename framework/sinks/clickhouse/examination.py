@@ -164,12 +164,9 @@ class Examination:
             names = [name for name in names if name not in new]
         choice = choose(table, table.columns, names, writer.columns, writer.extra_columns)
         block = table.cast([declared.empty_table().select(names)], choice)
-        lacks = [each.name for each in choice.columns if each.name not in names]
-        problems = [*choice.problems.values(), *block.fitted.general]
-        if lacks:
-            problems.append(f"they lack {', '.join(lacks)}, which has no DEFAULT in {table}")
-        if problems:
-            self._note("problem", f"the declared columns do not fit: {problems[0]}")
+        misfit = choice.misfit(names, block.fitted.general, f"which has no DEFAULT in {table}")
+        if misfit is not None:
+            self._note("problem", f"the declared columns do not fit: {misfit}")
         else:
             self._note("ok", f"the {len(choice.columns)} declared columns fit the table")
 

@@ -221,12 +221,9 @@ class PostgresWriter(RangeWriter):
     def _examine_columns(self, table: Table, declared: pa.Schema, stage: str) -> Finding:
         choice = choose(self, table.columns, declared.names, self.columns, self.extra_columns)
         fitted = choice.fit(declared.empty_table(), targets(choice.columns))
-        lacks = [each.name for each in choice.columns if each.name not in declared.names]
-        problems = [*choice.problems.values(), *fitted.general]
-        if lacks:
-            problems.append(f"they lack {', '.join(lacks)}, which cannot be null")
-        if problems:
-            return Finding("problem", stage, f"the declared columns do not fit: {problems[0]}")
+        misfit = choice.misfit(declared.names, fitted.general, "which cannot be null")
+        if misfit is not None:
+            return Finding("problem", stage, f"the declared columns do not fit: {misfit}")
         return Finding("ok", stage, f"the {len(choice.columns)} declared columns fit")
 
     async def _require_create(self, connection: Connection) -> None:
