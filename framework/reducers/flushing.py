@@ -447,9 +447,7 @@ def _refused_by(buffer: Buffer, error: Exception, *, may_repeat: bool) -> list[R
 
 async def _flush(buffer: Buffer, write: Write) -> pa.Table | None:
     """Flush the rows, if there are any; those whose types do not fit the others' are set aside."""
-    for _ in range(2):
-        if not buffer.rows:
-            break
+    while buffer.rows:
         try:
             return await call_flush(buffer.reducer, write)
         except MixedTypes:
