@@ -95,12 +95,14 @@ class _AfterErrors(Guarantee):
 
     awaiting_errors: Callable[[bool], None]
 
-    async def _wait(self, is_turn: Callable[[], bool]) -> None:
-        if is_turn():
+    async def _wait(self, buffer: Buffer, is_turn: Callable[[tuple[Range, ...]], bool]) -> None:
+        """Wait until it is the turn of the ranges of a buffer."""
+        ranges = buffer.ranges()
+        if is_turn(ranges):
             return
         self.awaiting_errors(True)  # noqa: FBT003  a callback
         try:
-            await self.ledgers.wait_until(is_turn)
+            await self.ledgers.wait_until(lambda: is_turn(ranges))
         finally:
             self.awaiting_errors(False)  # noqa: FBT003
 
@@ -112,7 +114,7 @@ class AtMostOnce(_AfterErrors):
     committer: Committer
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
-        await self._wait(lambda: self.ledgers.complete(buffer.ranges()))
+        await self._wait(buffer, self.ledgers.complete)
         async with self._begun(buffer) as has_rows:
             if not has_rows:
                 return None
@@ -142,7 +144,7 @@ class ExactlyOnce(_AfterErrors):
     _announced: tuple[Announcement, int] | None = None
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
-        await self._wait(lambda: self._is_next(buffer.ranges()))
+        await self._wait(buffer, self._is_next)
         async with self._begun(buffer) as has_rows:
             if not has_rows:
                 return None
@@ -215,7 +217,7 @@ class Transactional(_AfterErrors):
     committer: TransactionalCommitter
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
-        await self._wait(lambda: self.ledgers.complete(buffer.ranges()))
+        await self._wait(buffer, self.ledgers.complete)
         async with self._begun(buffer) as has_rows:
             if not has_rows:
                 return None
