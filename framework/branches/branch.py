@@ -58,20 +58,16 @@ class Branch:
         masters = (None,) * len(self.reducers) if opened is None else opened.reducers
         contexts = self._contexts(context, schema)
         for reducer, own, master in zip(self.reducers, contexts, masters, strict=True):
-            own = replace(own, for_sinks=replace(own.for_sinks, opened=master))
             try:
-                await reducer.open(own)
+                await reducer.open(own.with_sinks(opened=master))
             except StrategyError as error:
                 raise StrategyError(f"branch {self.name}: {error}") from error
 
     def _contexts(self, context: Context, schema: pa.Schema | None) -> Iterator[Context]:
+        group, stage = f"{context.group}+{self.name}", f"{context.stage} {self.name}"
+        own = replace(context, group=group, stage=stage)
         for reducer in self.reducers:
-            yield replace(
-                context,
-                group=f"{context.group}+{self.name}",
-                stage=f"{context.stage} {self.name}",
-                for_sinks=replace(context.for_sinks, schema_of=partial(_known, schema)),
-            )
+            yield own.with_sinks(schema_of=partial(_known, schema))
             schema = schema if reducer.keeps_rows else None
 
     async def examine(self, context: Context, schema: pa.Schema | None) -> list[Finding]:
