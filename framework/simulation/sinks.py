@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import anyio
 
+from ..reducers.collect import Collecting
 from ..reducers.reducer import Reducer, limits_of
 from ..reducers.sink import NEW, Sink, Write
 from ..reducers.wrapping import Wrapping
@@ -286,26 +287,19 @@ def _content(rows: RangeRows) -> bytes:
     return repr(rows.table.to_pydict()).encode()
 
 
-class ModelWriter(Sink):
+class ModelWriter(Collecting, Sink):
     """A last reducer whose sink takes all rows as often as they are written."""
 
     def __init__(self, like: Reducer, place: Place, target: Target) -> None:
         super().__init__(**limits_of(like))
         self._place = place
         self._target: Target = target
-        self._rows: Sequence[Rows] = ()
 
     def __deepcopy__(self, memo: object) -> Self:
-        return copy.copy(self)
-
-    def add(self, rows: Rows) -> None:
-        self._rows = (*self._rows, rows)
-
-    def reset(self) -> None:
-        self._rows = ()
+        return copy.copy(self)  # its stage resets it
 
     async def flush(self, write: Write = NEW) -> None:
-        place, member, rows = self._place, current_member(), self._rows
+        place, member, rows = self._place, current_member(), self.rows
         name = "error sink" if self._target == "errors" else "sink"
 
         def effect() -> None:

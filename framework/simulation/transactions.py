@@ -20,6 +20,7 @@ from ..errors import BrokerUnavailable, CommitFenced, reason_of
 from ..kafka.consumer import CommitOffset
 from ..kafka.transactions import Transactions
 from ..record import TopicPartition
+from ..reducers.collect import Collecting
 from ..reducers.reducer import Retry, limits_of
 from ..reducers.sink import NEW, Sink, Write
 from .world import current_member
@@ -225,33 +226,26 @@ class _ModelProducer:
         place.world.later(_TIMEOUT, place.coordinator.expire, self._name, number)
 
 
-class ModelTransactionalWriter(Sink):
+class ModelTransactionalWriter(Collecting, Sink):
     """A last reducer that writes in transactions, to a sink that shows rows when they are committed."""
 
     def __init__(self, like: Sink, place: Place) -> None:
         super().__init__(**limits_of(like))
         self.capabilities = like.capabilities
         self._place = place
-        self._rows: Sequence[Rows] = ()
 
     def __deepcopy__(self, memo: object) -> Self:
-        return copy.copy(self)
+        return copy.copy(self)  # its stage resets it
 
     def transactions(self, context: Context) -> Transactions:
         return ModelTransactions(self._place, context)
 
-    def add(self, rows: Rows) -> None:
-        self._rows = (*self._rows, rows)
-
-    def reset(self) -> None:
-        self._rows = ()
-
     async def flush(self, write: Write = NEW) -> None:
         assert write.transaction is not None  # noqa: S101  the guarantee enters one
-        self._place.sink.sends(current_member(), self._rows)
+        self._place.sink.sends(current_member(), self.rows)
         producer = await write.transaction.begin()
         try:
             with anyio.fail_after(_TIMEOUT):
-                await producer.send(self._rows)
+                await producer.send(self.rows)
         except (TimeoutError, kafka_errors.KafkaError) as error:
             raise Retry(reason_of(error), may_double=False) from error
