@@ -14,7 +14,16 @@ import numpy as np
 
 from ...formats.machine_code import INT64_TABLE, INT64S, Int, Ints, compiled, inlined
 from ...formats.memory import load8
-from ..decoding.frame import ADDRESS, POOL, Batch, SlotArrays, frame, load_frame, write_null
+from ..decoding.frame import (
+    ADDRESS,
+    POOL,
+    Batch,
+    SlotArrays,
+    frame,
+    load_frame,
+    read_little,
+    write_null,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,15 +129,6 @@ def _long(base: Int, position: Int, end: Int) -> tuple[Int, Int]:
             return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), position
         shift += np.uint64(7)
     return np.int64(0), np.int64(-1)
-
-
-@compiled
-def _little(data: NDArray[np.uint8], position: Int, size: int) -> Int:
-    """Read a little-endian number; the caller has checked the bounds."""
-    value = np.uint64(0)
-    for i in range(size):
-        value |= np.uint64(data[np.uint64(position + i)]) << np.uint64(8 * i)
-    return value
 
 
 @compiled
@@ -271,7 +271,7 @@ def _read(  # noqa: C901  one loop: a call for each instruction would cost more 
                 status = BAD_END
             else:
                 slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
-                slots[slot] = np.int64(_little(data, position, 8))
+                slots[slot] = np.int64(read_little(data, position, 8))
                 valid[slot] = 1
                 position += 8
         elif op == BOOLEAN:
@@ -307,7 +307,7 @@ def _read(  # noqa: C901  one loop: a call for each instruction would cost more 
             if end - position < 4:
                 status = BAD_END
             else:
-                bits = np.uint32(_little(data, position, 4))
+                bits = np.uint32(read_little(data, position, 4))
                 slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
                 slots[slot] = np.int64(bits)
                 if op == FLOAT_TO_DOUBLE:

@@ -11,6 +11,8 @@ from ...formats.machine_code import BYTES, INT64_TABLE, INT64S, NUMBER, Int, Int
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from ...formats.machine_code import Kernel
 
 LEVEL, CHILD = 0, 1
@@ -105,6 +107,15 @@ def load_frame(module: str, program: Any, scratch: Any, depends_on: tuple[str, .
     """Load the frame `run` of a module; program and scratch as parameters."""
     signature = (BATCH, SLOTS, program, scratch, NUMBER, INT64S)
     return load(module, {"run": signature}, depends_on=(__name__, *depends_on))["run"]
+
+
+@compiled
+def read_little(data: NDArray[np.uint8], position: Int, size: int) -> Int:
+    """Read a little-endian number; the caller has checked the bounds."""
+    value = np.uint64(0)
+    for i in range(size):
+        value |= np.uint64(data[np.uint64(position + i)]) << np.uint64(8 * i)
+    return value
 
 
 @compiled

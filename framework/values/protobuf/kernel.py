@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...formats.machine_code import INT64_TABLE, INT64S, Int, Ints, compiled, inlined
-from ..decoding.frame import CHILD, LEVEL, POOL, Batch, SlotArrays, frame, load_frame
+from ..decoding.frame import CHILD, LEVEL, POOL, Batch, SlotArrays, frame, load_frame, read_little
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,15 +90,6 @@ def _varint(data: NDArray[np.uint8], position: Int, end: Int) -> tuple[Int, Int]
 
 
 @compiled
-def _little(data: NDArray[np.uint8], position: Int, size: int) -> Int:
-    """Read a little-endian number; the caller has checked the bounds."""
-    value = np.uint64(0)
-    for i in range(size):
-        value |= np.uint64(data[np.uint64(position + i)]) << np.uint64(8 * i)
-    return value
-
-
-@compiled
 def _wire_type(op: Int) -> Int:
     if op <= ENUMERATION:
         return _VARINT
@@ -126,8 +117,8 @@ def _scalar(data: NDArray[np.uint8], position: Int, end: Int, op: Int) -> tuple[
     if end - position < size:
         return np.int64(0), np.int64(-1)
     if op == FIXED64:
-        return np.int64(_little(data, position, 8)), position + 8
-    return np.int64(_little(data, position, 4)), position + 4
+        return np.int64(read_little(data, position, 8)), position + 8
+    return np.int64(read_little(data, position, 4)), position + 4
 
 
 @compiled
