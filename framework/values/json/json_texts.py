@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...formats.machine_code import BYTES, INT32S, INT64S, NUMBER, compiled, load
+from ...formats.machine_code import BYTES, INT32S, INT64S, NUMBER, compiled, inlined, load
 from ...formats.memory import load8, load64, store64, zero_bytes
 from .json_numbers import scan_number
 
@@ -42,19 +42,22 @@ def skip_spaces(at: Int, end: Int) -> Int:
     return at
 
 
+@inlined
+def _stops(word: Int) -> Int:
+    """Mark bytes that are `"`, `\\` or a control by their highest bit; only the first mark is certain."""
+    quotes = word ^ _QUOTES
+    slashes = word ^ _SLASHES
+    return (
+        ((quotes - _ONES) & ~quotes) | ((slashes - _ONES) & ~slashes) | ((word - _SPACES) & ~word)
+    ) & _HIGHS
+
+
 @compiled
 def _plain(at: Int, end: Int) -> Int:
     """Return the address of the next byte of a string that is `"`, `\\`, a control or not ASCII."""
     while at + 8 <= end:
         word = load64(at)
-        quotes = word ^ _QUOTES
-        slashes = word ^ _SLASHES
-        found = (
-            ((quotes - _ONES) & ~quotes)
-            | ((slashes - _ONES) & ~slashes)
-            | ((word - _SPACES) & ~word)
-            | word
-        ) & _HIGHS
+        found = _stops(word) | (word & _HIGHS)
         if found != np.uint64(0):
             return at + zero_bytes(found)
         at += 8
@@ -164,18 +167,12 @@ def string_end(at: Int, end: Int) -> tuple[Int, bool]:
 
 @compiled
 def text_end(at: Int, end: Int) -> tuple[Int, bool]:
-    """As `string_end`, but for bytes that are not UTF-8: who builds the column checks them all at once."""
+    """Do as `string_end`, but let invalid UTF-8 pass: `Slots.array` checks the texts of a column together."""
     plain = True
     while True:
         while at + 8 <= end:
             word = load64(at)
-            quotes = word ^ _QUOTES
-            slashes = word ^ _SLASHES
-            found = (
-                ((quotes - _ONES) & ~quotes)
-                | ((slashes - _ONES) & ~slashes)
-                | ((word - _SPACES) & ~word)
-            ) & _HIGHS
+            found = _stops(word)
             if found != np.uint64(0):
                 at += zero_bytes(found)
                 break
