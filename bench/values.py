@@ -38,6 +38,8 @@ from kmr.testing import batch_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from google.protobuf.message import Message
+
     from kmr.types import ValueFormat
 
 ROWS = 131_072
@@ -105,23 +107,40 @@ def json_() -> Contest:
     return Contest("JSON", Json(Hit), json_events(ROWS, 185), rivals)
 
 
-def avro(rows: list[dict[str, Any]]) -> Contest:
+def avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> Contest:
     """Avro without a registry, beside fastavro."""
-    schema = fastavro.parse_schema(SCHEMA)
+    parsed = fastavro.parse_schema(schema)
     values = []
     for row in rows:
         into = BytesIO()
-        fastavro.schemaless_writer(into, schema, row)
+        fastavro.schemaless_writer(into, parsed, row)
         values.append(into.getvalue())
 
     def read(value: bytes) -> object:
-        return fastavro.schemaless_reader(BytesIO(value), schema, None)
+        return fastavro.schemaless_reader(BytesIO(value), parsed, None)
 
-    return Contest("Avro", Avro(SCHEMA), values, {"fastavro": read})
+    return Contest("Avro", Avro(schema), values, {"fastavro": read})
 
 
-def protobuf(rows: list[dict[str, Any]]) -> Contest:
+def protobuf(message: type[Message], rows: list[dict[str, Any]]) -> Contest:
     """Protobuf without a registry, beside google.protobuf."""
+    names = [each.name for each in message.DESCRIPTOR.fields]
+    values = [
+        message(
+            **{name: row[name] for name in names if row.get(name) is not None}
+        ).SerializeToString()
+        for row in rows
+    ]
+
+    def read(value: bytes) -> object:
+        parsed = message.FromString(value)
+        return [getattr(parsed, name) for name in names]
+
+    return Contest("Protobuf", Protobuf(message), values, {"google.protobuf": read})
+
+
+def hit_class() -> type[Message]:
+    """Make the message class of the events."""
     file = FileDescriptorProto(name="hit.proto", package="bench", syntax="proto3")
     enum = file.enum_type.add(name="Method")
     for number, name in enumerate(METHODS):
@@ -135,15 +154,7 @@ def protobuf(rows: list[dict[str, Any]]) -> Contest:
             field.type_name = ".bench.Method"
     pool = DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    hit = GetMessageClass(pool.FindMessageTypeByName("bench.Hit"))
-    values = [hit(**row).SerializeToString() for row in rows]
-    names = list(PROTOBUF)
-
-    def read(value: bytes) -> object:
-        parsed = hit.FromString(value)
-        return [getattr(parsed, name) for name in names]
-
-    return Contest("Protobuf", Protobuf(hit), values, {"google.protobuf": read})
+    return GetMessageClass(pool.FindMessageTypeByName("bench.Hit"))
 
 
 @dataclass(frozen=True)
@@ -209,7 +220,7 @@ def print_event(rounds: int) -> None:
     """Measure one flat event in each format, also by two threads."""
     made = events(ROWS)
     lines = []
-    for contest in (json_(), avro(made), protobuf(made)):
+    for contest in (json_(), avro(SCHEMA, made), protobuf(hit_class(), made)):
         found = measure(contest, rounds)
         lines.append(
             _line(contest.name, "kmr, to columns", found.ours, "1.0", f"{found.speedup:.1f}")
@@ -249,35 +260,12 @@ def _contests(shape: Shape, values: list[dict[str, Any]]) -> list[Contest | None
         json.dumps(each, ensure_ascii=False, separators=(",", ":")).encode() for each in values
     ]
     decode: Callable[[bytes], object] = msgspec.json.Decoder(shape.type).decode
-    contests: list[Contest | None] = [Contest("JSON", Json(shape.type), texts, {"msgspec": decode})]
-    schema = avro_schema(shape.type)
-    parsed = fastavro.parse_schema(schema)
-    encoded = []
-    for each in values:
-        into = BytesIO()
-        fastavro.schemaless_writer(into, parsed, each)
-        encoded.append(into.getvalue())
-
-    def read(value: bytes) -> object:
-        return fastavro.schemaless_reader(BytesIO(value), parsed, None)
-
-    contests.append(Contest("Avro", Avro(schema), encoded, {"fastavro": read}))
-    made = message_class(shape.type)
-    if made is None:
-        return [*contests, None]
-    names = [each.name for each in made.DESCRIPTOR.fields]
-    messages = [
-        made(
-            **{name: each[name] for name in names if each.get(name) is not None}
-        ).SerializeToString()
-        for each in values
+    message = message_class(shape.type)
+    return [
+        Contest("JSON", Json(shape.type), texts, {"msgspec": decode}),
+        avro(avro_schema(shape.type), values),
+        None if message is None else protobuf(message, values),
     ]
-
-    def parse(value: bytes) -> object:
-        message = made.FromString(value)
-        return [getattr(message, name) for name in names]
-
-    return [*contests, Contest("Protobuf", Protobuf(made), messages, {"google.protobuf": parse})]
 
 
 def _pair(contest: Contest, rounds: int) -> tuple[float, float]:
