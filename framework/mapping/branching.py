@@ -59,9 +59,7 @@ class Branching:
             row, name = row
             return row, self.place(name), f"the name {name!r}"
         cls = type(row)
-        if (found := self.classes.get(cls)) is not None:
-            return row, found, ""
-        for parent in cls.__mro__[1:]:
+        for parent in cls.__mro__:
             if (found := self.classes.get(parent)) is not None:
                 return row, found, ""
         if isinstance(row, msgspec.Struct) and isinstance(name := row.__struct_config__.tag, str):
