@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from ..columns.kinds import twice
 from ..errors import StrategyError, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
 from ..record import OFFSET_MARK, RECORD_OFFSET
-from ..values.python_columns import convert
+from ..values.python_columns import convert, what_fits
 from ..values.schemas import RowType, fields_of, is_row_class
 
 if TYPE_CHECKING:
@@ -208,10 +207,9 @@ def _column(
     if kind is None:
         values = list(map(_plain, values))
         kind = _choose_type(values, refused)
-    rows = [row for row in range(len(values)) if row not in refused]
-    deque(convert(values, rows, kind, refused), maxlen=0)
+    column = what_fits(values, kind, refused)
     misfits.update({row: f"column {name}: {reason}" for row, reason in refused.items()})
-    return pa.array([None if at in refused else each for at, each in enumerate(values)], kind)
+    return column
 
 
 def _are_as_they_were(values: list[Any], kind: pa.DataType) -> bool:

@@ -37,9 +37,7 @@ def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> 
         return found
     with suppress(Exception):
         return pa.array(values, kind)
-    for _ in convert(values, list(range(len(values))), kind, refused):
-        pass
-    return pa.array([None if at in refused else each for at, each in enumerate(values)], kind)
+    return what_fits(values, kind, refused)
 
 
 def _wide(kind: Any) -> Any:
@@ -54,6 +52,15 @@ def _wide(kind: Any) -> Any:
         make: Any = pa.list_ if pa.types.is_list(kind) else pa.large_list
         return make(kind.value_field.with_type(_wide(kind.value_type)))
     return kind
+
+
+def what_fits(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> pa.Array[Any]:
+    """Convert the values that are not refused; one that does not fit is refused, too, and becomes null."""
+    for _ in convert(
+        values, [row for row in range(len(values)) if row not in refused], kind, refused
+    ):
+        pass
+    return pa.array([None if at in refused else each for at, each in enumerate(values)], kind)
 
 
 def convert(
