@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from ...columns.kinds import is_text
 from ...errors import StrategyError
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from ..schemas import RowType
     from .schema import Schema
 
-_pa: Any = pa
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -106,7 +106,7 @@ _TYPES: Final[tuple[tuple[Callable[[Any], bool], Schema], ...]] = (
     (pa.types.is_integer, "long"),
     (pa.types.is_float64, "double"),
     (pa.types.is_floating, "float"),
-    (lambda kind: str(kind) in {"string", "large_string", "string_view"}, "string"),
+    (is_text, "string"),
     (lambda kind: str(kind) in {"binary", "large_binary", "binary_view"}, "bytes"),
     (pa.types.is_date, {"type": "int", "logicalType": "date"}),
     (pa.types.is_time32, {"type": "int", "logicalType": "time-millis"}),

@@ -171,8 +171,7 @@ class Slots:
 
     def bitmap(self, column: int) -> pa.Buffer | None:
         """Return the validity of a column; None if no value is null."""
-        base = self.bases[column]
-        valid = self.valid[base : base + self.cursors[self.table[column, LEVEL]]]
+        valid = self.is_valid(column)
         return None if valid.all() else _pa.py_buffer(np.packbits(valid, bitorder="little"))
 
     def is_valid(self, column: int) -> NDArray[np.bool_]:
