@@ -182,11 +182,11 @@ class RangeWriter(Collecting, Sink):
         if (rows.repeated or first) and await _call(self.has, rows):
             if not rows.repeated:
                 raise self._unexpected(rows)
-            return list(rows.refusals(await _call(self.refused, rows)))
+            return rows.refusals(await _call(self.refused, rows))
         refused = await _call(self.write, rows)
         if first and rows.span is not None:
             self._proven.add(rows.span.topic_partition)
-        return list(rows.refusals(refused or {}))
+        return rows.refusals(refused or {})
 
     def _is_first(self, rows: RangeRows) -> bool:
         """Return whether nothing shows yet that the sink does not have the partition's ranges.

@@ -124,7 +124,7 @@ class StreamWriter(Collecting, Sink):
         if self.format == "pretty":
             written = list(map(msgspec.json.format, written))
         lines = b"".join(each + b"\n" for each in written)
-        return lines, list(refusals_among(self.rows, rows.refused))
+        return lines, refusals_among(self.rows, rows.refused)
 
 
 def _write(stream: Any, lines: bytes) -> None:

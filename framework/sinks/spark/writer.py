@@ -276,7 +276,7 @@ class SparkWriter(Collecting, Sink):
             self._transform(part, rows)
             return []
         destination = cast("Destination", self._destination)
-        return list(part.refusals(destination.write(part, rows)))
+        return part.refusals(destination.write(part, rows))
 
     def _transform(self, part: RangeRows, rows: pa.Table) -> None:
         transform: Any = self.transform
