@@ -432,8 +432,7 @@ async def _count(inserter: Inserter, insert: RangeRows) -> int:
             "last": some[-1].last,
             "ranges": [(r.first, r.last) for r in some],
         }
-        answer = await _ask(inserter, sql, parameters, *synchronize)
-        found += answer
+        found += await _ask(inserter, sql, parameters, *synchronize)
     return found
 
 
@@ -444,7 +443,6 @@ async def _ask(inserter: Inserter, sql: str, parameters: Mapping[str, object], *
         before: statements to run first.
     """
     table, connection = inserter.table, inserter.connection
-    statement = sql
     try:
         for statement in before:
             await connection.execute(statement)

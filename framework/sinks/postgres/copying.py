@@ -135,10 +135,11 @@ class Copying:
                 for at in range(0, len(text), _PIECE):
                     await copy.write(text[at : at + _PIECE])
         except psycopg.Error as error:
-            if of_postgres(error).kind == "later":
+            answer = of_postgres(error)
+            if answer.kind == "later":
                 raise
-            if of_postgres(error).kind == "stop":
-                raise ServerAnswer(of_postgres(error)) from error
+            if answer.kind == "stop":
+                raise ServerAnswer(answer) from error
             return False
         return True
 
