@@ -31,6 +31,11 @@ PartitionValues = tuple[Any, ...]
 
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
 
+# The limits of a flush, so that files are large: many small ones are slow to read.
+DEFAULT_MAX_ROWS = 500_000
+DEFAULT_MAX_BYTES = 128 * 1024 * 1024
+DEFAULT_MAX_AGE = 60.0
+
 SUFFIX = ".parquet"
 HIDDEN = "_"
 """Spark, and other readers of Hive's layout, ignore names that begin with this."""

@@ -13,7 +13,14 @@ from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
 from ..ranges import RangeWriter
 from .columns import Columns
-from .files import Compression, open_directory, without_secrets
+from .files import (
+    DEFAULT_MAX_AGE,
+    DEFAULT_MAX_BYTES,
+    DEFAULT_MAX_ROWS,
+    Compression,
+    open_directory,
+    without_secrets,
+)
 
 if TYPE_CHECKING:
     import os
@@ -24,10 +31,6 @@ if TYPE_CHECKING:
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
     from .files import Directory
-
-DEFAULT_MAX_ROWS = 500_000
-DEFAULT_MAX_BYTES = 128 * 1024 * 1024
-DEFAULT_MAX_AGE = 60.0
 
 _REFUSED = b"kmr.refused"
 """The key in the footer of a file whose value is a JSON object: rows of its range that are not in it."""

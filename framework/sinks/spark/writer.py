@@ -13,6 +13,7 @@ from ...reducers.reducer import Retry
 from ...reducers.sink import AT_LEAST_ONCE_ON_SPARK, NEW, Capabilities, RowsRefused, Sink
 from ...service.threads import run_in_thread
 from ...spark.session import SharedSession
+from ..parquet.files import DEFAULT_MAX_AGE, DEFAULT_MAX_BYTES, DEFAULT_MAX_ROWS
 from ..planning import plan_ranges
 from .destinations import FILE_FORMATS, choose_path, choose_table
 from .types import to_spark
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     from ...reducers.sink import Refusal, Write
     from ..planning import RangeRows
     from .destinations import Destination
-
-DEFAULT_MAX_ROWS = 500_000
-DEFAULT_MAX_BYTES = 128 * 1024 * 1024
-DEFAULT_MAX_AGE = 60.0
 
 _log = structlog.get_logger(__name__)
 
