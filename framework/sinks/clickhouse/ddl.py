@@ -189,9 +189,13 @@ def _definition(field: pa.Field[pa.DataType], *, nullable: bool) -> str:
     elif nullable and kind.startswith("Map("):
         default = " DEFAULT map()"
     elif nullable and kind.startswith("Tuple("):
-        quoted = kind.replace("\\", "\\\\").replace("'", "\\'")
-        default = f" DEFAULT defaultValueOfTypeName('{quoted}')"
+        default = f" DEFAULT defaultValueOfTypeName({quote_text(kind)})"
     return f"{name} {kind}{default}"
+
+
+def quote_text(text: str) -> str:
+    """Quote a text for SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _coordinates(schema: pa.Schema) -> list[str]:

@@ -15,6 +15,7 @@ from clickhouse_connect.driver.binding import quote_identifier
 from ...columns.kinds import whole
 from ...columns.texts import excerpt, python_values
 from ...service.threads import run_in_thread
+from .ddl import quote_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +62,7 @@ async def violations(
         part = rows.slice(start, _AT_A_TIME).select([each.name for each in used])
         data = await run_in_thread(_encoded, part)
         query = (
-            f"SELECT {_ROW} FROM format(ArrowStream, {_quoted(structure)}, unhex('{data}')) "  # noqa: S608
+            f"SELECT {_ROW} FROM format(ArrowStream, {quote_text(structure)}, unhex('{data}')) "  # noqa: S608
             f"WHERE NOT ({expression})"
         )
         try:
@@ -83,10 +84,6 @@ def _encoded(part: pa.Table) -> str:
     with pa.ipc.new_stream(sink, part.schema) as stream:
         stream.write_table(part)
     return sink.getvalue().to_pybytes().hex()
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _shown(rows: pa.Table) -> list[str]:
