@@ -194,8 +194,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Take note of the current end offsets: this query reads no further."""
-        planner = self._planner
-        self._target = planner.ends()
+        self._target = self._planner.ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next micro-batch; `start` itself when there is nothing new."""
@@ -203,11 +202,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not start:
             return show_offsets(planner.first(planner.required_partitions()))
         position = read_offsets(start)
-        self._commit_to_group(
-            start
-        )  # Spark plans the next one: the checkpoint has all before `start`
+        self.commit(start)  # Spark plans the next one: the checkpoint has all before `start`
         end = planner.latest(position)
-        self._latest = dict(end)
+        self._latest = end
         if self._target is not None:
             end = {
                 p: min(offset, max(self._target[p], position.get(p, 0)))
@@ -244,17 +241,16 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._process(partition.range, batches, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit `end` to the group; Spark no longer needs earlier offsets."""
-        self._commit_to_group(end)
+        """Commit `end` to the group, for lag tools; Spark no longer needs earlier offsets.
 
-    def _commit_to_group(self, offsets: dict[str, Any]) -> None:
-        """Commit for lag tools. A failure is only logged: the checkpoint is what counts."""
-        if offsets == self._committed:
+        A failure is only logged: the checkpoint is what counts.
+        """
+        if end == self._committed:
             return
-        self._committed = offsets
+        self._committed = end
         try:
             client = shared_client(self._settings.client)
-            client.commit(self._settings.group, read_offsets(offsets))
+            client.commit(self._settings.group, read_offsets(end))
         except ConsumerError as error:
             if not self._commit_failed:
                 _log.warning("group offsets not committed; reading goes on", reason=str(error))
