@@ -331,12 +331,6 @@ class Ledgers:
         """Return when no partition has holes."""
         await self.wait_until(lambda: not self.have_holes)
 
-    async def wait_reached(self, partition: TopicPartition, offset: int) -> None:
-        """Return when everything below `offset` is settled, or the partition is dropped."""
-        await self.wait_until(
-            lambda: (ledger := self.get(partition)) is None or (ledger.watermark or 0) >= offset
-        )
-
     def are_settled(self, ranges: Iterable[Range]) -> bool:
         """Return whether all offsets of the ranges are below the watermarks of their partitions."""
         return all(

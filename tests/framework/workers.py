@@ -53,6 +53,14 @@ async def until_mapped(worker: Worker, records: int) -> None:
         await anyio.lowlevel.checkpoint()
 
 
+async def until_settled(worker: Worker, partition: TopicPartition, offset: int) -> None:
+    """Return when everything below an offset is settled, or the partition is dropped."""
+    ledgers = worker.pipeline.ledgers
+    await ledgers.wait_until(
+        lambda: (ledger := ledgers.get(partition)) is None or (ledger.watermark or 0) >= offset
+    )
+
+
 def maps_are_idle(worker: Worker) -> bool:
     maps = [stage for stage in worker.status().stages if stage.name.startswith("map ")]
     return all(stage.activity == "idle" for stage in maps)

@@ -26,7 +26,7 @@ from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
 from kmr.worker import Worker
 
-from ..workers import until_mapped
+from ..workers import until_mapped, until_settled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -353,7 +353,7 @@ async def test_a_topic_that_is_deleted_ends_the_worker_with_one_message(
     journal = Journal()
 
     async def delete(worker: Worker) -> None:
-        await worker.pipeline.ledgers.wait_reached(T0, 3)
+        await until_settled(worker, T0, 3)
         async with admin_of(broker) as admin:
             await admin.delete_topics(["t"])
 
@@ -382,7 +382,7 @@ async def test_a_worker_refuses_a_broker_that_restarts_without_its_data(
     await produce(node, 3)
 
     async def empty(worker: Worker) -> None:
-        await worker.pipeline.ledgers.wait_reached(T0, 3)
+        await until_settled(worker, T0, 3)
         await worker._committer.commit()
         await node.restart(tmp_path / "empty")
         await produce(node, 1)

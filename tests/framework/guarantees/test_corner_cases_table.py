@@ -20,6 +20,8 @@ from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
 from kmr.worker import Worker
 
+from ..workers import until_settled
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -104,7 +106,7 @@ class Flow:
         async with BatchProducer(self._broker.bootstrap_servers, "t") as producer:
             await producer.send(list(values))
         self._produced += len(values)
-        await self._worker.pipeline.ledgers.wait_reached(T0, self._produced)
+        await until_settled(self._worker, T0, self._produced)
 
 
 @asynccontextmanager

@@ -30,6 +30,7 @@ from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
 from kmr.worker import Worker
 from tests.framework.guarantees.working import working
+from tests.framework.workers import until_settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +106,7 @@ def settings_of(broker: Broker, **options: Any) -> Settings:
 async def work_through(strategy: Strategy, settings: Settings, until: int) -> None:
     """Run a worker until everything below this offset of partition 0 is settled."""
     async with working(strategy, settings) as worker:
-        await worker.pipeline.ledgers.wait_reached(T0, until)
+        await until_settled(worker, T0, until)
 
 
 async def announce(broker: Broker, first: int, last: int, token: str = "token") -> None:

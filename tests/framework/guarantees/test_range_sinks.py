@@ -23,6 +23,7 @@ from kmr.spark.engine.task import run_task
 from kmr.testing import Journal, MemoryWriter, batch_of
 from kmr.worker import Worker
 from tests.framework.spark.engine.made_tasks import SCHEMA
+from tests.framework.workers import until_settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,7 +140,7 @@ async def test_a_worker_that_dies_around_a_write_loses_and_doubles_nothing(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(heir.run)
             await heir.ready()
-            await heir.pipeline.ledgers.wait_reached(TopicPartition("t", 0), 35)
+            await until_settled(heir, TopicPartition("t", 0), 35)
             heir.shutdown("done")
     assert place.offsets() == [n for n in range(35) if n != 13]
     assert {row["offset"] for row in errors.rows()} == {13}
