@@ -157,17 +157,17 @@ class Ledger:
             return number
         return None
 
-    def mapped(self, first: int, last: int, made: int) -> int:
+    def mapped(self, first: int, last: int, made: int) -> int | None:
         """Note that offsets of one batch are mapped, and how many bytes of rows they became.
 
         The rows leave with these offsets, not with the rest of their batch.
 
         Returns:
-            The bytes of records that are mapped now; 0 if they are settled already.
+            The bytes of records that are mapped now; None if they are settled already.
         """
         number = self.at(first)
         if number is None:
-            return 0
+            return None
         part = self._inflight[number]
         if last < part.last:
             part = part.divide(last + 1)
@@ -280,8 +280,9 @@ class Ledgers:
 
         Ranges of an older generation are ignored, here and in `charge`.
         """
-        if (ledger := self._current(r)) is not None and ledger.at(r.first) is not None:
-            self._on_bytes(made, -ledger.mapped(r.first, r.last, made))
+        ledger = self._current(r)
+        if ledger is not None and (mapped := ledger.mapped(r.first, r.last, made)) is not None:
+            self._on_bytes(made, -mapped)
 
     def charge(self, ranges: Sequence[Range], nbytes: int) -> None:
         """Count bytes that were made of mapped records; they leave when the last of them is settled."""
