@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from abc import ABCMeta
 from typing import TYPE_CHECKING, Any, Final
 
-from .errors import StrategyError
+from .errors import StrategyError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 _UNKNOWN: Final = re.compile(r"unexpected keyword argument '(\w+)'")
 _CALL: Final = re.compile(r"\w+\(\) (missing|takes|got) ")
@@ -44,14 +43,12 @@ class Checked(ABCMeta):
 
 
 def explain(
-    subject: str, error: TypeError, given: Iterable[str], known: Iterable[str]
+    subject: str, error: TypeError, given: Iterable[str], known: Collection[str]
 ) -> str | None:
     """Return the message for a call with wrong arguments; None if the error comes from elsewhere."""
     found = _UNKNOWN.search(str(error))
     if found is not None and found[1] in given:
-        near = difflib.get_close_matches(found[1], list(known), 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{subject} has no argument {found[1]}{hint}"
+        return f"{subject} has no argument {found[1]}{did_you_mean(found[1], known)}"
     return f"{subject}: {error}" if _CALL.match(str(error).rpartition(".")[2]) else None
 
 

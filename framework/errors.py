@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from contextlib import contextmanager
 from functools import lru_cache
 from traceback import format_list, walk_tb
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 __all__ = [
     "BrokerUnavailable",
@@ -230,3 +231,20 @@ def reason_of(error: BaseException) -> str:
 def storable(text: str) -> str:
     """Return a text that has a UTF-8 form: lone surrogates are escaped."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def did_you_mean(
+    name: str,
+    known: Collection[str],
+    *,
+    similar: float = 0.6,
+    shown: Callable[[str], str] = str,
+) -> str:
+    """Return the end of a message about an unknown name: the nearest known one; empty if none is near.
+
+    Args:
+        similar: the least similarity, from 0 (any) to 1 (equal).
+        shown: returns the form in which the message shows a known name.
+    """
+    near = difflib.get_close_matches(name, list(known), 1, similar)
+    return f"; did you mean {shown(near[0])}?" if near else ""

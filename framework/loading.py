@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 import sysconfig
@@ -10,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .errors import KmrError, SettingsError, StrategyError
+from .errors import KmrError, SettingsError, StrategyError, did_you_mean
 from .strategy import Strategy
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            near = difflib.get_close_matches(error.name.partition(".")[0], _modules_here(), 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(error.name.partition(".")[0], _modules_here())
             raise SettingsError(
                 f"there is no module {error.name}, neither in {Path.cwd()} nor installed{hint}"
             ) from error
@@ -91,8 +89,7 @@ def _attribute(module: ModuleType, name: str) -> Strategy:
     if isinstance(found, Strategy):
         return found
     strategies = [key for key, value in vars(module).items() if isinstance(value, Strategy)]
-    near = difflib.get_close_matches(name, strategies, 1, 0) if strategies else []
-    hint = f"; did you mean {module.__name__}:{near[0]}?" if near else ""
+    hint = did_you_mean(name, strategies, similar=0, shown=f"{module.__name__}:{{}}".format)
     if found is None:
         raise SettingsError(f"module {module.__name__} has no attribute {name}{hint}")
     raise SettingsError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
-from ..errors import SettingsError
+from ..errors import SettingsError, did_you_mean
 from .schema import settings_of, struct_of
 from .secrets import FILE_SUFFIX, read_secret
 
@@ -265,13 +265,10 @@ def _from_flags(
 
 def _nearest(name: str, names: Sequence[str]) -> str:
     """Suggest the most similar name, else one with a similar last part in another table."""
-    near = difflib.get_close_matches(name, names, 1)
-    if not near:
-        ends = {candidate.rpartition(".")[2]: candidate for candidate in names}
-        near = [
-            ends[end] for end in difflib.get_close_matches(name.rpartition(".")[2], list(ends), 1)
-        ]
-    return f"; did you mean {near[0]}?" if near else ""
+    ends = {candidate.rpartition(".")[2]: candidate for candidate in names}
+    return did_you_mean(name, names) or did_you_mean(
+        name.rpartition(".")[2], ends, shown=ends.__getitem__
+    )
 
 
 def by_dotted_name(given: Mapping[str, Any]) -> dict[str, object]:
