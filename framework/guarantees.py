@@ -64,7 +64,7 @@ class Guarantee(ABC):
     async def _begun(self, buffer: Buffer) -> AsyncIterator[bool]:
         """Hold the gate, so that the commit of a rebalance includes what is settled in the block.
 
-        Its value: whether the buffer has rows, without those of lost partitions.
+        Yields whether the buffer still has rows, after those of lost partitions are dropped.
         """
         async with self.gate:
             buffer.drop_stale(self.ledgers.is_current)
@@ -72,7 +72,7 @@ class Guarantee(ABC):
 
 
 class AtLeastOnce(Guarantee):
-    """Settles rows when they are written. It is that of all stages that hand rows on, too."""
+    """Settles rows when they are written. Stages that forward rows have this guarantee, too."""
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
         """See `Guarantee.deliver`; rows for the next stage are not settled."""

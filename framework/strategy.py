@@ -175,8 +175,8 @@ class Strategy(metaclass=Checked):
         reduce: a reducer, or several in a chain: the output of each flush is the input of the next one.
         reduce_err: the reducer for failed records. Its rows have the columns of the original records
             plus `reason`, `stage`, `exception`, `traceback` (strings; the last two may be null) and `attempt`
-            (int32). Without it, the first record that fails stops the worker. The worker writes failed
-            records at least once, whatever `delivery` is: after a crash they may be written there again.
+            (int32). Without it, the first record that fails stops the worker. With every `delivery`,
+            the worker writes failed records at least once: after a crash it may write them again.
         err_limit: the acceptable number of failed records. The default stops the worker when 95 % of the
             records of a minute failed, and at least 10,000: something else is wrong then than a few records.
             None is any number.

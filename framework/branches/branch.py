@@ -47,7 +47,7 @@ class Branch:
         """Connect the reducers.
 
         Args:
-            context: of the mapping.
+            context: of the composite.
             schema: the columns of the branch's rows; None if they are not known.
             opened: a copy of the branch that is open already.
 
@@ -71,7 +71,7 @@ class Branch:
             schema = schema if reducer.keeps_rows else None
 
     async def examine(self, context: Context, schema: pa.Schema | None) -> list[Finding]:
-        """Check for `kmr doctor` what a worker would meet; called on a copy that is not opened."""
+        """Check for `kmr doctor` that a worker can open and write; called on a copy that is not opened."""
         found: list[Finding] = []
         for reducer, own in zip(self.reducers, self._contexts(context, schema), strict=True):
             if isinstance(reducer, Sink):
@@ -91,7 +91,7 @@ class Branch:
 
         Args:
             rows: the same in each call until one succeeds, or `reset`.
-            write: of the mapping.
+            write: of the composite.
 
         Returns:
             The records that a reducer of the chain refused, as rows for `reduce_err`.

@@ -39,7 +39,7 @@ class Other:
 
 
 OTHER: Final = Other()
-"""The key in `reduce=` of the branch for rows of which no branch has the type or the name."""
+"""The key in `reduce=` of the branch for all rows whose type or name has no branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def per_name(
 
 
 class Pending(NamedTuple):
-    """The part of a flush that a branch has not written: why it is tried again, or None."""
+    """The part of a flush that a branch has not written yet; `reason`: why the last attempt failed."""
 
     rows: int
     bytes: int

@@ -1,4 +1,4 @@
-"""What a user gives as `reduce=` for several branches, as a composite and as the rule for the map's rows."""
+"""Check the branches that a user gives as `reduce=`, and make their composite and the rule for rows."""
 
 from __future__ import annotations
 

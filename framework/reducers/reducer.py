@@ -160,7 +160,7 @@ class Reducer(metaclass=Checked):
             or `stop` the worker.
 
     Attributes:
-        keeps_rows: a flush returns the rows that were added, all of them and in order: each is still of its
+        keeps_rows: a flush returns all added rows in their order, so that each row still belongs to its
             record.
 
     Raises:
@@ -210,7 +210,7 @@ class Reducer(metaclass=Checked):
 
         Raises:
             Retry: not now; the engine calls it again.
-            Exception: `on_error` says what becomes of the rows.
+            Exception: `on_error` decides about the rows.
         """
 
     @abstractmethod
@@ -225,7 +225,7 @@ class Reducer(metaclass=Checked):
 
 
 def limits_of(reducer: Reducer) -> Limits:
-    """Return the limits and policies of a reducer, for another one."""
+    """Return the limits and policies of a reducer, to make another reducer with them."""
     return Limits(
         max_rows=reducer.max_rows,
         max_bytes=reducer.max_bytes,

@@ -1,4 +1,4 @@
-"""The contract of sinks: each says what it can do, and is told what the engine knows of the rows to write."""
+"""The contract of sinks: `Capabilities` say what a sink can do, `Write` what the engine knows of its rows."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Capabilities:
             are refused make the stage flush again without them.
         block_rows: the most rows that the sink writes atomically; larger flushes announce this size.
         needs_session: the sink writes with a `SparkSession`: the Spark engine runs it in the driver.
-        on_spark: what holds when a task or a micro-batch is repeated, for `kmr validate`.
-        errors_on_spark: the same, as `reduce_err`.
+        on_spark: the guarantee when a task or a micro-batch is repeated, for `kmr validate`.
+        errors_on_spark: the same where the sink is `reduce_err`.
         forwards: the sink also returns rows for a next reducer.
         difference_on_spark: what differs from the worker; empty if nothing does.
     """
@@ -139,7 +139,7 @@ class Sink(Reducer):
         return None
 
     def doubts(self, declared: pa.Schema | None) -> Sequence[str]:
-        """Return what rows with these columns will meet, as `kmr validate` and the start say it.
+        """Return warnings about rows with these columns; `kmr validate` and the start of a worker show them.
 
         Args:
             declared: None if the columns are not known.
@@ -147,7 +147,7 @@ class Sink(Reducer):
         return ()
 
     async def examine(self, context: Context) -> Sequence[Finding]:
-        """Check for `kmr doctor` what a worker would meet; called on a copy that is not opened.
+        """Check for `kmr doctor` that a worker can open and write; called on a copy that is not opened.
 
         By default it calls `open`, so a sink whose `open` creates or alters something overrides it.
 
@@ -175,7 +175,7 @@ async def declared_columns(context: Context) -> pa.Schema | None:
 
 
 def capabilities_of(reducer: Reducer) -> Capabilities:
-    """Return what a reducer can do at the end of a chain; one that is no sink makes rows for the next."""
+    """Return what a reducer can do at the end of a chain; one that is no sink only forwards rows."""
     return reducer.capabilities if isinstance(reducer, Sink) else _OF_REDUCERS
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Wrapping(Sink):
-    """Does what the reducer in it does. A subclass watches what comes and goes."""
+    """Passes all calls to the reducer in it. A subclass can watch the rows and the results."""
 
     def __init__(self, inner: Reducer) -> None:
         super().__init__(**limits_of(inner))

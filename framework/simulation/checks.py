@@ -35,7 +35,7 @@ class Expected:
             counts ranges.
         failed: whether the map fails on it, by partition.
         exists: whether there is a record with this offset.
-        per_row: the branches whose rows are counted; of the others ranges are.
+        per_row: the branches whose rows are counted; in the others, ranges are counted.
         refusable: records that the sink may refuse, by partition and offset.
         batch_bytes: bytes of the largest batch with its rows, for the check of the memory.
     """
@@ -128,7 +128,7 @@ class SinkChecks:
             self.dropped[r.topic_partition][r.first : r.last + 1] = True
 
     def has(self, partition: TopicPartition) -> np.ndarray:
-        """Return for each offset whether the sink has all rows of its record that it shall have."""
+        """Return for each offset whether the sink has all expected rows of its record."""
         rows = self.expected[partition]
         found: np.ndarray = (
             (rows == 0) | (self.delivered[partition] >= rows) | self.dropped[partition]

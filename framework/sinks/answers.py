@@ -1,4 +1,4 @@
-"""What an error of a sink means: not now, or a definite answer about rows, the table, or the set-up.
+"""What an error of a sink means: try again later, or an answer about rows, the table, or the set-up.
 
     later     the network, a lost connection, a server that is overloaded, read-only, starting or ending: the
               same rows are written again later
@@ -91,7 +91,7 @@ def one_line(text: str) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Return an exception and those under it, of a client's layers."""
+    """Yield an exception, then its causes in the layers of the client."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -252,7 +252,7 @@ def _clickhouse_kind(error: Exception, code: int | None, text: str) -> Kind:
 
 
 def _unreachable(error: BaseException) -> bool:
-    """Return whether no connection came about."""
+    """Return whether the client could not connect."""
     from aiohttp import ClientConnectorError
 
     refused: Any = (ClientConnectorError, ConnectionRefusedError)

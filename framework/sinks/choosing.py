@@ -1,4 +1,4 @@
-"""Which columns of a table rows are written to, and what becomes of the others: the same for every table."""
+"""Choose the columns of a table that rows are written to, and refuse or leave out the other columns."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Choice(Generic[C]):
 
     Attributes:
         columns: also those that the rows lack and need: there, null does not fit.
-        left_out: columns of the rows that the table lacks, and that are not written on purpose.
-        problems: why rows cannot be written, for each column of the rows: those that have a value there. The
-            key None: all rows.
+        left_out: columns of the rows that the table lacks, and that the user told us to leave out.
+        problems: by a column of the rows, the reason to refuse each row that has a value in it. The reason
+            of the key None refuses all rows.
     """
 
     columns: Sequence[C]
@@ -55,7 +55,7 @@ class Choice(Generic[C]):
         """Cast rows to the columns, and refuse those with a problem.
 
         Args:
-            letters: they are failed records, for an error sink: whatever does not fit is replaced.
+            letters: the rows are failed records, for an error sink: a value that does not fit is replaced.
         """
         fitted = (fit_letters if letters else fit_columns)(rows, targets)
         refused = dict(fitted.refused)
@@ -107,7 +107,8 @@ def choose(
 ) -> Choice[C]:
     """Choose the columns to write.
 
-    A column that the table never had is about the rows that have it; one that is gone is about the table.
+    A column that the table never had makes the rows with a value in it refused; one that the table has lost
+    is an error.
 
     Args:
         table: its name, for messages.

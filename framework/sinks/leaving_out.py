@@ -1,4 +1,4 @@
-"""What a sink leaves out on purpose is said once, with the names, and counted."""
+"""Log once, with the names of columns, and count each time what a sink leaves out on purpose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = structlog.get_logger(__name__)
 
 
 class LeavingOut:
-    """Says and counts what the flushes of one stage leave out.
+    """Logs and counts what the flushes of one stage leave out.
 
     Args:
         count: called with the stage, `fields` or `digits`, and a number of values.
@@ -29,7 +29,7 @@ class LeavingOut:
         self._said: set[tuple[str, str]] = set()
 
     def of(self, destination: object, fitted: Fitted) -> None:
-        """Note what rows lost when they were fitted to a destination."""
+        """Log and count what rows lost when they were fitted to a destination."""
         self._note(
             destination,
             "fields",

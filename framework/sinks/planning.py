@@ -114,7 +114,7 @@ class RangeRows:
             rows without offsets.
         repeated: the range may have been written before.
         block_rows: the most rows that are written at once.
-        write: what the engine knows of the flush.
+        write: as the engine passed it to `flush`.
     """
 
     token: str

@@ -62,7 +62,7 @@ class RangeWriter(Collecting, Sink):
         limits: the limits and policies of `Reducer`.
 
     Attributes:
-        range_name: what names a range in the sink, in words, for `kmr validate`.
+        range_name: the word for the name of a range in the sink, for `kmr validate`.
 
     Raises:
         StrategyError: an argument is not allowed.
@@ -95,7 +95,7 @@ class RangeWriter(Collecting, Sink):
             errors_on_spark="exactly once",
         )
         self.concurrency = concurrency
-        self.takes_letters = False  # as the error sink it must accept whatever failed
+        self.takes_letters = False  # is this reduce-err, which must accept every failed record?
         self.set_up = SetUp()
         self.leaving_out = LeavingOut()
         self._group = ""
@@ -189,9 +189,10 @@ class RangeWriter(Collecting, Sink):
         return rows.refusals(refused or {})
 
     def _is_first(self, rows: RangeRows) -> bool:
-        """Return whether nothing shows yet that the sink does not have the partition's ranges.
+        """Return whether this is the first range that this process announces for its partition.
 
-        Ranges of a generation above 0 are new. A range that was announced before may be there.
+        The sink must not have it. False for a generation above 0, whose ranges are all new, and for a range
+        that was announced before, which the sink may have.
         """
         if rows.write.announcement is None or rows.write.repeated or rows.span is None:
             return False

@@ -31,7 +31,7 @@ class Counting:
 
     Attributes:
         found: rows that are found were written.
-        missing: rows that are not found were not written, or are written no more.
+        missing: rows that are not found are missing: the table deletes and merges none.
         shows_inserts: an insert that the table did not drop as a repetition can be seen afterwards.
     """
 
@@ -41,7 +41,7 @@ class Counting:
 
     @classmethod
     def of(cls, engine: str, definition: str, sorting_key: str) -> Counting:
-        """Return it for a table.
+        """Return what a count proves in a table.
 
         Args:
             definition: the engine with its clauses, as `system.tables.engine_full` has it.

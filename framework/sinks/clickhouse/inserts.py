@@ -1,11 +1,11 @@
-"""Write the inserts of a flush with deduplication tokens, and decide by counting where a token is not enough.
+"""Write the inserts of a flush with deduplication tokens; count rows where a token proves nothing.
 
 - A server without replication that dies between storing a token and writing the part remembers an insert
   whose rows it does not have: `repeat` writes them again with another token.
 - A table forgets tokens, by number, and a replicated one by time: `was_counted` counts before a range is
   written that may be there.
-- A server answers alike whether it wrote the rows or dropped them as a repetition (`written_rows` counts
-  both): `fingerprint` differs if rows were written in between.
+- The answer of a server does not tell whether it wrote the rows or dropped them as a repetition
+  (`written_rows` counts both): `fingerprint` differs if rows were written in between.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ class Inserter:
 
     Attributes:
         deduplicates: the table recognises a repeated insert.
-        deduplication: the settings that make the server recognise a repeated insert, whatever its profile or
-            the URL say.
+        deduplication: the settings that turn deduplication on, also where a profile or the URL turns it off.
         takes_letters: the rows are failed records, which must all be accepted.
         had: the columns that the table has had.
         evolve: columns that the table lacks are added to it, and rows that do not fit it are refused one

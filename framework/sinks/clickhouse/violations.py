@@ -37,7 +37,7 @@ async def violations(
 ) -> dict[int, str]:
     """Return the rows that violate the constraint of a message, with the reasons.
 
-    None if the server does not answer that.
+    No rows if the message names no constraint, or the server does not evaluate its expression.
 
     Args:
         columns: those of the table that are sent.

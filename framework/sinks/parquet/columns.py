@@ -23,10 +23,10 @@ _MOST_DIGITS: Final = 76
 
 
 def stored_type(kind: Any) -> Any:
-    """Return the type that a file has for an Arrow type, without what has no type yet; None if nothing has.
+    """Return the type that a file has for an Arrow type; None if that shows none yet.
 
-    Nulls, empty lists and empty objects show no type. Parquet has no run ends, views of lists, intervals,
-    seconds, bytes of length 0 and decimals that end before the point.
+    Nulls, empty lists and empty objects show no type; nested ones are left out. Parquet has no run ends,
+    views of lists, intervals, seconds, bytes of length 0 and decimals that end before the point.
 
     Raises:
         StrategyError: Parquet has no unions, and no decimals of more than 76 digits.

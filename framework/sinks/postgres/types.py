@@ -174,7 +174,7 @@ def _bad_text(text: Array, column: Column) -> Mask:
 
 
 def _beyond(array: Array) -> Mask:
-    """Return the times that PostgreSQL has not."""
+    """Mark the times that PostgreSQL cannot hold."""
     kind = array.type
     if pa.types.is_date32(kind):
         return rows_unless(between(array.cast(pa.int32()), *_DAYS))

@@ -327,7 +327,7 @@ class PostgresWriter(RangeWriter):
         return await self._guard(self._write, rows)
 
     async def _guard(self, call: Callable[[RangeRows], Awaitable[T]], rows: RangeRows) -> T:
-        """Call, and say what an error means for the rows; call again if the table was altered."""
+        """Call, and raise what an error means for the rows; call again if the table was altered."""
         for attempt in (1, 2, 3):
             try:
                 with anyio.fail_after(
@@ -349,7 +349,7 @@ class PostgresWriter(RangeWriter):
                 raise StrategyError(f"{self} refuses the rows: {answer.reason}") from error
             finally:
                 self._scopes.pop(rows.token, None)
-        raise AssertionError  # both attempts return or raise
+        raise AssertionError  # the table was altered during every attempt
 
     def _progress(self, rows: RangeRows) -> None:
         """Let the next step take as long as the timeout allows: rows that are bisected take many steps."""

@@ -2,8 +2,8 @@
 
 The files are those of `ParquetWriter`, at the table's location. Both destinations have the same methods.
 `write` and `write_frame` may be called again with the same part; `publish` is called when all parts of a
-flush are written. `doubt` says why a part that is written again may be doubled, None if none is; `doubles`
-says it of one part.
+flush are written. `doubt` says why a part that is written again may be doubled, None if no part is;
+`doubles` answers for one part.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OWN_CATALOG = "spark_catalog"
 
 @dataclass(slots=True)
 class TableFiles:
-    """Parquet files at the location of a table: this process writes and renames them, Spark is told."""
+    """Parquet files at the location of a table: this process writes them, then Spark refreshes its list."""
 
     directory: Directory
     columns: Columns

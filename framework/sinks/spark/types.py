@@ -83,7 +83,7 @@ def _nested(kind: Any) -> pa.DataType | None:
 
 
 def stored_type(kind: Any) -> Any:
-    """Return the type of Spark for an Arrow type, without what has no type yet; None if nothing has.
+    """Return the type of Spark for an Arrow type; None if that shows none yet, as for files.
 
     Raises:
         StrategyError: Spark has no type for it.

@@ -365,7 +365,7 @@ def run_engine(strategy: Strategy, settings: Settings, engine: EngineSettings) -
     """Run the engine as a process: the first SIGTERM or SIGINT stops it, a second one ends the process.
 
     A `KmrError` is printed as one message on stderr. When `shutdown_deadline` has passed since the first
-    signal or the query's end, the process ends, whatever hangs in it. Its JVM ends with it.
+    signal or the query's end, the process ends, also if a part of it hangs. Its JVM ends with it.
 
     Returns:
         The exit code (`ExitCode`).

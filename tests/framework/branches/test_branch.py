@@ -1,4 +1,4 @@
-"""One branch: what its reducers are told, and what a failure leaves."""
+"""One branch: the context of its reducers, the name in its errors, and a reset after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A flush of several branches: each writes its part once, whatever happens to the others."""
+"""A flush of several branches: each branch writes its part once, also when other branches fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which row goes to which branch, and what is refused when the strategy is made."""
+"""The branch of each row, and branches that a new strategy refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engines know of a sink before and after a write."""
+"""What a sink can do, how it is opened for `kmr doctor`, and the text of refused rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reducer around another one does what that one does."""
+"""A wrapping reducer passes all calls to the reducer in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sink leaves out is said once, and counted each time."""
+"""Values that a sink leaves out are logged once, and counted each time."""
 
 from __future__ import annotations
 

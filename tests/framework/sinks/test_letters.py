@@ -1,4 +1,4 @@
-"""An error sink accepts every failed record, whatever its bytes, headers, time and reason are."""
+"""An error sink accepts every failed record, with any bytes, headers, time and reason."""
 
 from __future__ import annotations
 

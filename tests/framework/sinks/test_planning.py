@@ -1,4 +1,4 @@
-"""How a flush is divided into inserts, and what refused rows are named by."""
+"""How a flush is divided into inserts, and which records refused rows name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A range that may be there is neither lost nor doubled, whatever the engine does to its rows."""
+"""A repeated range is neither lost nor doubled, also in tables that delete, merge or sum rows."""
 
 from __future__ import annotations
 
