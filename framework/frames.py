@@ -46,11 +46,11 @@ def kind_of(annotation: object) -> str | None:
 
 def check_kind(kind: str) -> None:
     """Raise StrategyError unless the kind is known, and its library installed."""
-    if kind not in _KINDS.values():
+    library = next((library for (library, _), each in _KINDS.items() if each == kind), None)
+    if library is None:
         raise StrategyError(
             f"map_batch: input must be pyarrow, polars, pandas or duckdb, not {kind!r}"
         )
-    library = {"table": "pyarrow", "lazy": "polars"}.get(kind, kind)
     if find_spec(library) is None:
         raise StrategyError(f"map_batch(input={kind!r}) needs {library}: pip install {library}")
 
