@@ -214,7 +214,8 @@ class Messages:
 
     def _add_default(self, field: FieldDescriptor, column: SlotColumn, line: list[int]) -> None:
         if _is_repeated(field):
-            self._list_default(column, valid=True)
+            level = self.layout.child_level(column)
+            self._defaults.append((column.first, level, 1, kernel.CURSOR))
         elif _is_entry(field) and field.type == _F.TYPE_MESSAGE:  # an empty message, not null
             self._defaults.append((column.first, 0, 1, kernel.AS_IS))
             _, _, first, count = self._messages[line[kernel.MESSAGE]]
@@ -226,10 +227,6 @@ class Messages:
             self._defaults.append((column.first, piece, 1, kernel.PIECE))
         else:
             self._defaults.append((column.first, 0, 1, kernel.AS_IS))
-
-    def _list_default(self, column: SlotColumn, *, valid: bool) -> None:
-        level = self.layout.child_level(column)
-        self._defaults.append((column.first, level, int(valid), kernel.CURSOR))
 
     def _null_default(self, column: SlotColumn) -> None:
         for first in column.nullable():
