@@ -164,8 +164,11 @@ def beyond_a_day(times: Array) -> Mask:
 def _clock(ticks: int, unit: str) -> str:
     seconds, fraction = divmod(ticks, UNITS[unit])
     digits = len(str(UNITS[unit])) - 1
-    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f"{text}.{fraction:0{digits}}" if digits else text
+    return f"{_hours(seconds)}.{fraction:0{digits}}" if digits else _hours(seconds)
+
+
+def _hours(seconds: int) -> str:
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def _beyond(days: int, clock: str, style: TextStyle) -> str:
@@ -200,8 +203,7 @@ def _duration(ticks: int, per_second: int) -> str:
 def _span(ticks: int, per_second: int) -> str:
     sign = "-" if ticks < 0 else ""
     seconds, fraction = divmod(abs(ticks), per_second)
-    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f"{sign}{clock}{_digits(fraction, per_second)}"
+    return f"{sign}{_hours(seconds)}{_digits(fraction, per_second)}"
 
 
 def _digits(fraction: int, per_second: int) -> str:
