@@ -99,7 +99,8 @@ def as_table(result: object) -> pa.Table | None:
         return None
     table = known_to_kernels(table)
     table = table.select([name for name in table.column_names if not _INDEX.fullmatch(name)])
-    for decoded in (False, True):  # Arrow does not decode a dictionary of another kind of texts
+    # Arrow decodes a dictionary only to the type of its values: cast them first.
+    for decoded in (False, True):
         fields = [
             pa.field(each.name, _common(each.type, decoded), each.nullable) for each in table.schema
         ]

@@ -161,7 +161,7 @@ class MapStage:
             elif not self._gate.is_open:
                 with self._waits.on(REBALANCE):
                     async with self._gate:
-                        pass  # what has room may have changed meanwhile
+                        pass  # meanwhile others may have taken the room
             else:
                 return True
         return False

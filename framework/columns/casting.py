@@ -28,7 +28,7 @@ class Cast(NamedTuple):
     Attributes:
         array: in rows that do not fit, null or anything.
         bad: the rows that do not fit.
-        places: of nested values, where in the value: `.user.age` or `[]`, with the rows.
+        places: for nested values, the bad rows by the place inside the value: `.user.age`, `[]`.
         cut: the rows with times that lost digits.
     """
 
@@ -61,7 +61,7 @@ def parts(array: Array, cast: Callable[[Array], Array]) -> Cast:
 
 
 def fitting(array: Array, bad: Mask, cast: Callable[[Array], Array]) -> Cast:
-    """Cast the rows that are not known to be bad, and find others among them; the bad ones become null."""
+    """Make the known bad rows null, cast the others, and find further bad ones among these."""
     made = parts(without(array, bad), cast)
     return Cast(made.array, either(bad, made.bad))
 
@@ -84,7 +84,7 @@ def no_cast(array: Array, to: Any) -> Misfit:
 
 
 def between(array: Array, low: int, high: int) -> Array:
-    """Return which integers are in `[low, high]`, whatever the limits of their type are."""
+    """Return which integers are in `[low, high]`; the bounds may lie outside the integers' type."""
     lowest, highest = limits(array.type)
     above = pc.greater_equal(array, pa.scalar(min(max(low, lowest), highest), array.type))
     below = pc.less_equal(array, pa.scalar(max(min(high, highest), lowest), array.type))

@@ -169,7 +169,7 @@ UUID: Final = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-
 
 
 def to_uuid_bytes(text: Array) -> Array:
-    """Return the 16 bytes of UUIDs in text; text that is none stays as it is, so that it does not fit."""
+    """Return the 16 bytes of UUIDs in text; other text keeps its bytes, so that it does not fit."""
     return pa.array(
         [None if each is None else _uuid(each) for each in python_values(text)],
         pa.binary(),
@@ -221,7 +221,7 @@ def _as_kind(made: Cast, to: Any) -> Cast:
 
 
 def in_lists(lists: Lists, items: Cast, path: str = "[]") -> Cast:
-    """Return what is known of items as known of their lists; the array is that of the items."""
+    """Turn the rows of items (bad, places, cut) into rows of their lists; keep the array of items."""
     bad = lists.of_items(items.bad)
     places = {f"{path}{place}": rows for place, rows in _places(items, lists.of_items).items()}
     return Cast(items.array, bad, places, lists.of_items(items.cut))
@@ -277,7 +277,7 @@ def _refuse_twice(structs: Array) -> None:
 def to_map(
     array: Array, of_keys: Callable[[Array], Cast], of_items: Callable[[Array], Cast]
 ) -> Cast:
-    """Cast maps, and structs as Arrow makes them of Python's dicts: there, a key with null is left out."""
+    """Cast maps, and the structs that Arrow makes of Python's dicts: a field that is null is no key."""
     if pa.types.is_struct(array.type):
         return _map_of_struct(array, of_keys, of_items)
     if not (pa.types.is_map(array.type) or is_list(array.type)):

@@ -72,7 +72,7 @@ def has_values(kind: Any) -> bool:
 
 
 def plain(array: Array) -> Array:
-    """Return the same values without extension types, dictionaries, run ends, views and halves of floats."""
+    """Return the same values without extension types, dictionaries, run ends, views and float16."""
     kind = array.type
     if isinstance(kind, pa.Bool8Type):
         return pc.not_equal(array.storage, pa.scalar(0, pa.int8()))

@@ -53,7 +53,7 @@ def _reason(column: str, type_name: str, value: object) -> str:
 
 
 def _inside(value: Any, place: str) -> Any:
-    """Return the value at a place such as `.user.age`; the last one that can be named."""
+    """Return the part of a value at a place such as `.user.age`; for items of a list, the list."""
     for step in place.split(".")[1:]:
         name, brackets, _ = step.partition("[]")
         if not isinstance(value, dict) or name not in value:

@@ -154,7 +154,7 @@ def _times(array: Array, style: TextStyle) -> Array:
 
 
 def beyond_a_day(times: Array) -> Mask:
-    """Return the times of day that are none: below 00:00, or 24:00 and later."""
+    """Return the rows whose time is outside a day: before 00:00, or 24:00 and later."""
     kind: Any = times.type
     ticks = times.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
     last = pa.scalar(_DAY * UNITS[kind.unit] - 1, pa.int64())

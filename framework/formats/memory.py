@@ -92,7 +92,7 @@ _INTRINSICS: Final[dict[Callable[..., Any], tuple[Callable[..., Any], str, tuple
 
 
 def define_intrinsics() -> None:
-    """Let numba know the functions of this module; again: nothing."""
+    """Register the functions of this module with numba; further calls do nothing."""
     types: Any = import_module("numba.core.types")
     extending: Any = import_module("numba.extending")
     while _INTRINSICS:

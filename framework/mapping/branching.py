@@ -54,7 +54,7 @@ class Branching:
         return self.other
 
     def _branch_of(self, row: Any) -> tuple[Any, str | None, str]:
-        """Return a row, its branch (None if it has none), and what it is, for the message."""
+        """Return a row without its name, its branch (None: there is none), and what a failure calls it."""
         if type(row) is tuple:
             row, name = row
             return row, self.place(name), f"the name {name!r}"
@@ -176,7 +176,11 @@ def join(parts: Sequence[MapResult]) -> MapResult:
 
 
 def offsets_in(mapped: MapResult, branch: str) -> NDArray[np.int64]:
-    """Return the offset of each row that goes to a branch; "" without branches."""
+    """Return the offset of each row that goes to a branch.
+
+    Args:
+        branch: its name; "" if the strategy has no branches.
+    """
     if not branch or mapped.table is None:
         return mapped.offsets
     places = (at for name, _, at in branches(mapped.table) if name == branch)

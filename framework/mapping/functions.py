@@ -454,7 +454,7 @@ def schema_of_batch_map(function: Callable[..., Any] | None, spec: MapSpec) -> p
 
 
 VALUES = MapSpec("value", is_async=False)
-"""No function."""
+"""The spec of a strategy without a map function: the columns of the values are the rows."""
 
 
 def _is_async(function: object) -> bool:

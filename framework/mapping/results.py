@@ -95,8 +95,6 @@ def from_rows(
 
     Args:
         rows: dicts, or objects whose attributes are the columns.
-
-    Raises:
     """
     if not rows:
         return MapResult(None, NO_OFFSETS, tuple(failures))
@@ -303,7 +301,7 @@ def rows_of(
         Exception: the generator raised it.
     """
     if type(result) is list and all(map(_is_plain, set(map(type, result)))):
-        return result  # the usual case, at the price of one look
+        return result  # the usual case: only the classes of its rows are looked at
     is_row = _is_named_row if named else _is_row
     if is_row(result):
         return [_as_dict(result)]

@@ -147,7 +147,7 @@ class Slots:
         self.capacities[level] *= 2
         self._allocate()
         for column, (level_of, _) in enumerate(self.table):
-            # Level 0 is written from both ends of the row that did not fit: copy it whole.
+            # JSON marks all rows of level 0 as missing beforehand: copy that level whole.
             used = self.capacities[0] if level_of == 0 else self.cursors[level_of]
             old, new = bases[column], self.bases[column]
             self.values[new : new + used] = values[old : old + used]
@@ -259,7 +259,7 @@ def _text(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -
 
 
 def valid_texts(array: Array) -> tuple[Array, NDArray[np.int64]]:
-    """Return texts, of which those that are not UTF-8 are empty, and the rows of those."""
+    """Make texts that are not UTF-8 empty; return all texts, and the rows of the emptied ones."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:

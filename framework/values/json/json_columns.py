@@ -53,7 +53,7 @@ class Walked(NamedTuple):
 
 
 class _Unplanned(Exception):
-    """Only msgspec's own decoder of the type has its rules."""
+    """The compiled walk does not know the rules of this type: msgspec decodes it."""
 
 
 class _Value:
@@ -322,7 +322,7 @@ class Plan:
 
 @lru_cache(maxsize=256)
 def plan_of(source: type | pa.Schema) -> Plan | None:
-    """Return the plan of a type; None if only its own decoder has its rules (pydantic, `__post_init__`)."""
+    """Return the plan of a type; None if the walk cannot read it (pydantic, `__post_init__`)."""
     rows = row_type(source)
     if rows.info is None:
         return None

@@ -36,7 +36,7 @@ _WORDS = np.array([_words_of_power(power) for power in range(_LOWEST, _HIGHEST +
 
 @compiled
 def _digits(at: Int, end: Int, mantissa: Int) -> tuple[Int, Int]:
-    """Append digits to a mantissa: the address of the next byte that is none, and the mantissa."""
+    """Append digits to a mantissa; return the address of the first other byte, and the mantissa."""
     while at + 8 <= end:
         word = load64(at)
         if (word & _UPPER) | (((word + _SIXES) & _UPPER) >> np.uint64(4)) != _THREES:
@@ -58,7 +58,7 @@ def _digits(at: Int, end: Int, mantissa: Int) -> tuple[Int, Int]:
 
 @compiled
 def scan_number(at: Int, end: Int) -> tuple[Int, bool, Int, Int]:
-    """Read a number: the address after it (-1: it is none), whether it is an integer, mantissa and power.
+    """Read a number; return the address after it (-1: no number), whether it is an integer, mantissa, power.
 
     The sign is not part of the mantissa. A power of 9999: the mantissa has too many digits to be exact.
     """

@@ -33,7 +33,7 @@ OPEN, CLOSE, LIST, LIST_END = 123, 125, 91, 93
 
 @compiled
 def skip_spaces(at: Int, end: Int) -> Int:
-    """Return the address of the next byte that is no white space."""
+    """Return the address of the first byte that is not white space."""
     while at < end:
         byte = load8(at)
         if byte > 32 or (byte != 32 and byte != 10 and byte != 13 and byte != 9):
