@@ -104,21 +104,17 @@ def shortened(function: Callable[..., R]) -> Callable[..., R]:
     def command(*arguments: Any, **options: Any) -> R:
         return function(*arguments, **options)
 
-    changed = {
-        p.name: p.replace(annotation=Annotated[p.annotation, Parameter(show=False)])
-        for p in inspect.signature(function, eval_str=True).parameters.values()
-        if p.kind is p.KEYWORD_ONLY and p.name not in first
-    }
-    known = inspect.signature(function).parameters
     hints = get_type_hints(function, include_extras=True)
-    parameters = [
-        changed.get(name, p.replace(annotation=hints.get(name, p.annotation)))
-        for name, p in known.items()
-    ]
+    parameters, hidden = [], 0
+    for name, p in inspect.signature(function).parameters.items():
+        annotation = hints.get(name, p.annotation)
+        if p.kind is p.KEYWORD_ONLY and name not in first:
+            annotation, hidden = Annotated[annotation, Parameter(show=False)], hidden + 1
+        parameters.append(p.replace(annotation=annotation))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     summary, _, rest = (function.__doc__ or "").partition("\n")
-    about = f"These are the flags that are used first; --help-all shows {len(changed)} more."
+    about = f"These are the flags that are used first; --help-all shows {hidden} more."
     command.__doc__ = f"{summary}\n\n    {about}\n{rest}"
     return command
 
