@@ -143,14 +143,11 @@ async def connect_admin(to: ConnectionConfig | Mapping[str, Any]) -> AsyncIterat
         BrokerUnavailable: no broker answers.
         ConsumerError: credentials are refused.
     """
-    options = to.client_options() if isinstance(to, ConnectionConfig) else to
-    config = (
-        to
-        if isinstance(to, ConnectionConfig)
-        else ConnectionConfig(
-            bootstrap_servers=options["bootstrap_servers"], request_timeout=_ANY_REQUEST_TIMEOUT
-        )
-    )
+    if isinstance(to, ConnectionConfig):
+        config, options = to, to.client_options()
+    else:
+        servers, options = to["bootstrap_servers"], dict(to)
+        config = ConnectionConfig(bootstrap_servers=servers, request_timeout=_ANY_REQUEST_TIMEOUT)
     consumer = aiokafka.AIOKafkaConsumer(**options)
     async with AsyncExitStack() as stack:
         await connect(consumer, config)
