@@ -1,4 +1,4 @@
-"""Mistakes in the arguments of what users construct, as one message that leads to the mend."""
+"""Checks of the arguments of constructors: a mistake is one message that says what to change."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _CLASSES: Final[Mapping[str, tuple[type, ...]]] = {
     "bool": (bool,),
     "None": (type(None),),
 }
-"""Annotations that are checked; one with another name in it is not."""
+"""The types by their names in annotations; an annotation with another name in it is not checked."""
 
 
 class Checked(ABCMeta):
-    """The class of classes whose arguments are checked: an unknown name, and a value of another type.
+    """Metaclass that checks the arguments of constructors for unknown names and for values of wrong types.
 
-    Their constructors raise StrategyError for both, instead of TypeError.
+    The constructor raises StrategyError for both, instead of TypeError.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:

@@ -332,7 +332,8 @@ class TransactionalCommitter(Committer):
     async def transaction(self) -> AsyncIterator[Transactions]:
         """Wait until no transaction is open, and keep it so in the block; abort what it has not committed.
 
-        If the answer to the last commit was lost, the ledgers learn here what was committed.
+        If the answer to the last commit was lost, it first asks for the committed offsets, and settles the
+        offsets below them.
 
         Raises:
             CommitRefused: the broker does not allow transactions.

@@ -109,7 +109,7 @@ class RecordFailed(KmrError):
 
 
 class Escaped(KmrError):
-    """The strategy's own code raised what is no `Exception`: SystemExit, or a CancelledError of its own.
+    """User code raised a BaseException that is no `Exception`: SystemExit, or a CancelledError of its own.
 
     Attributes:
         error: what it raised.

@@ -234,7 +234,7 @@ class Transactional(_AfterErrors):
                 raise
             except ConsumerError as error:
                 raise _refused(str(error)) from error
-            # If the answer to the last commit was lost, we know only now what was committed.
+            # `transaction` has settled what the last commit wrote, if its answer was lost: drop these rows.
             buffer.drop_stale(lambda ranges: not ranges or not self.ledgers.are_settled(ranges))
             if not buffer.held:
                 return None

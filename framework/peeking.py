@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Mapped(NamedTuple):
-    """Records, and what the map made of them in so many seconds."""
+    """Records, the result of their map, and the seconds that the map took."""
 
     batch: Batch
     result: MapResult

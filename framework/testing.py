@@ -270,8 +270,8 @@ class Journal:
     Attributes:
         written: the rows of every successful flush, in order.
         attempts: number of calls of `flush`.
-        outcomes: exceptions to raise by the next flushes, after it has written if it is `RowsRefused`;
-            None, as without any: write.
+        outcomes: what the next flushes do, one entry each: None: write; `RowsRefused`: write, then raise it;
+            another exception: raise it. Without entries they write.
         hold: an event that each flush waits for first; None: flushes do not wait.
     """
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _ANSWER_TIMEOUT: Final = 0.2  # seconds
 _RETRY_AFTER: Final = 1.0  # seconds
-_MANY: Final = 0.1  # of all records; so many that failed are worth a warning
+_MANY: Final = 0.1  # share of failed records above which the last line is a warning
 
 _log = structlog.get_logger(__name__)
 
@@ -335,7 +335,7 @@ class Worker:
         with anyio.CancelScope(deadline=self.deadline.end_at, shield=True) as scope:
             if self.failure is not None:
                 await self._attempt("commit", self._commit_reached)
-            # A worker that failed is expected back.
+            # After a failure keep the static membership: the worker will be started again.
             leaves = (
                 self.failure is None and self._supervisor is not None and self._supervisor.leaves()
             )

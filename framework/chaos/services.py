@@ -35,7 +35,7 @@ _KMR: Final = (
 
 
 class Recorder(Protocol):
-    """Takes down what happens; a line is a dict that may be completed later."""
+    """Event log. A line is returned as a dict, so that the caller can complete it."""
 
     def line(self, table: str, **values: object) -> dict[str, Any]:
         """Add a line to a table: "processes" here, "commits" by a `View`."""
@@ -213,7 +213,7 @@ class Service:
             await self._ended.wait()
 
     async def _watch(self, process: Process, line: dict[str, Any], ended: anyio.Event) -> None:
-        """Keep its output, and take down how it ends."""
+        """Keep its output, and record how it ends."""
         with anyio.CancelScope(shield=True):  # until it has ended: `Services` ends them all
             await self._read(process, line)
             code = await process.wait()

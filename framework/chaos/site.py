@@ -30,7 +30,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """Its name, whichever process it is."""
+        """Its name, the same for all of its processes."""
         return self.service.name
 
     @property

@@ -60,7 +60,7 @@ class Storm:
         seconds: instead, for how long they do; 0: `faults` counts.
         rate: records per second.
         between: records between two faults.
-        patience: seconds until what does not come about is given up.
+        patience: seconds that the storm waits for an effect or a recovery before it gives up.
     """
 
     strategy: str
@@ -80,7 +80,7 @@ class Outcome:
     """How a storm ended.
 
     Attributes:
-        given_up: what did not come about in time; empty if everything did.
+        given_up: what the storm waited for in vain; empty if nothing.
         died: processes that ended without a signal of ours.
         struck: how many faults did.
     """

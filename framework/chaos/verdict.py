@@ -27,12 +27,12 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What shall become of the records of one partition; an entry for each of them, in order.
+    """The expected outcome for each record of one partition, in the order of their offsets.
 
     Attributes:
-        offsets: which there are.
-        rows: how many rows the map makes of each.
-        failed: on which it fails.
+        offsets: the offset of each record.
+        rows: how many rows the map makes of it.
+        failed: whether the map fails on it.
     """
 
     offsets: NDArray[np.int64]
@@ -119,7 +119,7 @@ def judge(
     delivery: Delivery,
     acknowledged: Mapping[TopicPartition, Iterable[int]],
 ) -> Verdict:
-    """Compare.
+    """Compare the rows in a sink with those that are expected.
 
     Args:
         found: the rows in the sink.

@@ -16,7 +16,7 @@ def plain_console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: object) -> None:
-    """Print a value as indented JSON; what a terminal would obey is escaped."""
+    """Print a value as indented JSON; control characters, which a terminal would obey, are escaped."""
     text = msgspec.json.format(msgspec.json.encode(value)).decode()
     escaped = (
         each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text
@@ -25,7 +25,7 @@ def print_json(value: object) -> None:
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """Return a text from elsewhere as it may be printed: escapes of a terminal and the like become \\x1b.
+    """Return text of unknown origin for a terminal: control characters become escapes such as \\x1b.
 
     Args:
         lines: line feeds stay.

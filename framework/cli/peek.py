@@ -108,7 +108,7 @@ def peek(
 
 
 def _any_value(registry: str | None, topic: str) -> Strategy:
-    """Return a strategy whose rows are the values, whatever they are."""
+    """Return a strategy that makes a row of each value: Avro of a registry, else JSON or text."""
     if registry is not None:
         from ..values.avro.avro_format import Avro
 

@@ -145,7 +145,7 @@ def letter_headers(failed: pa.Table, context: Context | None = None) -> list[lis
 
 
 def _number(headers: Mapping[str, bytes], name: str, otherwise: int) -> int:
-    """Return a number of ours; a producer may have sent anything under its name."""
+    """Return the number in a header; `otherwise` if there is none: any producer may set the header."""
     try:
         return int(headers.get(name, otherwise))
     except ValueError:

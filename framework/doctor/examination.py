@@ -1,7 +1,8 @@
 """Check everything that a worker of these settings would meet: it joins no group and writes no record.
 
-Each part asks for itself, so that one that fails hides no other. The rules of settings are in `kmr.settings`,
-those of a strategy in `Strategy.validate`, those of a sink in its `examine`: here they are only called.
+The parts run separately: a failure of one does not stop the others. The rules of settings are in
+`kmr.settings`, those of a strategy in `Strategy.validate`, those of a sink in its `examine`: here they are
+only called.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class KafkaConsumer:
         self._looked_up = -math.inf  # when the ends were
         self._joined_at = -math.inf
         self._unanswered = False
-        self._put_out = 0  # how often in a row, soon after we had joined
+        self._put_out = 0  # consecutive fast evictions: another process has our instance id
 
     @property
     def generation(self) -> int:

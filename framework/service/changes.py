@@ -6,7 +6,7 @@ import anyio
 
 
 class Changes:
-    """Wakes the tasks that wait when something has changed; costs next to nothing while none does.
+    """A condition for one event loop: wakes the tasks that wait. It is almost free without waiters.
 
     A task checks its condition and waits, in a loop. Between the check and `wait` it must not wait for
     anything else, or it can miss the change.

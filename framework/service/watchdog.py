@@ -19,7 +19,8 @@ from contextlib import suppress
 from typing import Final
 
 _GRACE: Final = 1.0
-"""Seconds after the deadline: what has the lock can end the process itself, and say more."""
+"""Seconds that the watchdog waits after the deadline. If the lock is free, the process has ended itself by
+then, with a message that says more."""
 
 _STACKS: Final = signal.SIGUSR2
 _EXIT: Final = signal.SIGQUIT

@@ -47,7 +47,7 @@ _LAST_WORDS_TIMEOUT: Final = 1.0  # seconds
 _READ_BYTES: Final = 64 * 1024
 _spawning: Final = anyio.Lock()  # each of them blocks a signal meanwhile
 _LONGEST_MESSAGE: Final = 64 * 1024 * 1024  # bytes: metrics of thousands of partitions
-_TURNS_TO_READ: Final = 3  # of the event loop, until it has read what has arrived
+_TURNS_TO_READ: Final = 3  # of the event loop; then it has read all bytes that have arrived
 
 
 class WorkerProcess:

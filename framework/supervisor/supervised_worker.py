@@ -1,4 +1,4 @@
-"""One of several workers, whichever process it has."""
+"""One of several workers, through all the processes that it has one after the other."""
 
 from __future__ import annotations
 
