@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
     from .deadline import Deadline
 
-SAME_SIGNAL: Final = 0.5
-"""Seconds in which a repeated signal counts as the same one: `timeout` and some init processes send each
-signal to the process and to its group."""
-
 _FLUSH_TIMEOUT: Final = 1.0  # seconds
 
 
@@ -112,7 +108,7 @@ class ProcessEnd:
                     self.code = ExitCode.HUNG_UP
                 self._deadline.begin()
                 self._request(number.name)
-            elif now - first > SAME_SIGNAL and not self._once:
+            elif now - first > watchdog.SAME_SIGNAL and not self._once:
                 exit_now(
                     128 + number,
                     f"second signal ({number.name}): ended without a drain; records that are not "

@@ -18,6 +18,10 @@ import tempfile
 from contextlib import suppress
 from typing import Final
 
+SAME_SIGNAL: Final = 0.5
+"""Seconds in which a repeated signal counts as the same one: `timeout` and some init processes send each
+signal to the process and to its group."""
+
 _GRACE: Final = 1.0
 """Seconds that the watchdog waits after the deadline. If the lock is free, the process has ended itself by
 then, with a message that says more."""
@@ -30,7 +34,7 @@ _CODE: Final = """
 import os, select, signal, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
-worker, seconds, grace, note, stacks, end = os.getppid(), *map(float, sys.argv[1:])
+worker, seconds, grace, same, note, stacks, end = os.getppid(), *map(float, sys.argv[1:])
 signalled, begun, at = None, None, None
 while True:
     left = None if at is None else max(0.0, at - time.monotonic())
@@ -46,7 +50,7 @@ while True:
         if begun is None:
             begun, at = now, now + seconds + grace
         if number:
-            if signalled is not None and now - signalled > 0.5:
+            if signalled is not None and now - signalled > same:
                 at = min(at, now + grace)
             signalled = signalled or now
 os.kill(worker, int(stacks))
@@ -83,7 +87,7 @@ def watch(seconds: float) -> None:
     os.set_blocking(_signals, False)
     with tempfile.TemporaryFile() as file:
         _note = os.dup(file.fileno())
-    numbers = (seconds, _GRACE, _note, int(_STACKS), int(_EXIT))
+    numbers = (seconds, _GRACE, SAME_SIGNAL, _note, int(_STACKS), int(_EXIT))
     _process = subprocess.Popen(  # noqa: S603  it ends when the pipe is closed, with this process
         [sys.executable, "-I", "-S", "-c", _CODE, *map(str, numbers)],
         stdin=heard,
