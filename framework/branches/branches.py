@@ -188,8 +188,8 @@ class Branches(Collecting, Sink):
                 branch = await self._branch(name, rows[0].table.schema)
                 self._failed += await branch.deliver(rows, write)
                 self._delivered.setdefault(name, []).extend(self.rows)
-                self._sizes[name] = _size(rows)
-                del self.pending[name]
+                done = self.pending.pop(name)
+                self._sizes[name] = done.rows, done.bytes
             except _NoBranch as unknown:
                 refusals.extend(Refusal(each, str(unknown)) for each in rows)
                 del self.pending[name]
