@@ -209,21 +209,9 @@ class Inserter:
             choice = replace(choice, left_out=[*choice.left_out, *new], problems=problems)
         block = table.cast(parts, choice, letters=self.takes_letters)
         left_out = Counter(block.fitted.left_out)
-        for path, count in self._fields_left_out(parts, choice.columns):
+        for path, count in _fields_left_out(parts, choice.columns):
             left_out[path] += count
         return replace(block, fitted=block.fitted._replace(left_out=left_out))
-
-    def _fields_left_out(
-        self, parts: Sequence[pa.Table], columns: Sequence[Column]
-    ) -> Iterator[tuple[str, int]]:
-        """Yield the fields of nested objects that are not written: adding them would rewrite the column."""
-        of_column = {column.name: column.type for column in columns}
-        for part in parts:
-            for each in part.schema:
-                if each.name in of_column:
-                    for path in fields_left_out(each.type, of_column[each.name], each.name):
-                        values = whole(part.column(each.name))
-                        yield path, count_values(values, path.removeprefix(each.name))
 
     async def _add_columns(self, parts: Sequence[pa.Table], layout: Layout) -> None:
         """Add the columns that the table lacks. Another process may do the same at the same time."""
@@ -264,6 +252,19 @@ class Inserter:
         self.table = await read_table(self.connection, self.table.database, self.table.name)
         self.had |= {column.name for column in self.table.columns}
         return self.table
+
+
+def _fields_left_out(
+    parts: Sequence[pa.Table], columns: Sequence[Column]
+) -> Iterator[tuple[str, int]]:
+    """Yield the fields of nested objects that are not written: adding them would rewrite the column."""
+    of_column = {column.name: column.type for column in columns}
+    for part in parts:
+        for each in part.schema:
+            if each.name in of_column:
+                for path in fields_left_out(each.type, of_column[each.name], each.name):
+                    values = whole(part.column(each.name))
+                    yield path, count_values(values, path.removeprefix(each.name))
 
 
 def _new_fields(

@@ -128,19 +128,20 @@ def _to_wide_integer(array: Array, target: ColumnType) -> Cast:
 def _to_uuid(array: Array, _target: ColumnType) -> Cast:
     if plain(array).type == pa.binary(16):
         return Cast(plain(array))
-    text = to_text(array)
-    return Cast(
-        text.array, either(text.bad, rows_unless(pc.match_substring_regex(text.array, UUID)))
-    )
+    return _matching(array, UUID)
 
 
 def _to_ipv4(array: Array, _target: ColumnType) -> Cast:
     if pa.types.is_integer(plain(array).type):
         return fit(array, pa.uint32())
+    return _matching(array, _IPV4)
+
+
+def _matching(array: Array, pattern: str) -> Cast:
+    """Cast a column to text; a text that does not match a pattern does not fit."""
     text = to_text(array)
-    return Cast(
-        text.array, either(text.bad, rows_unless(pc.match_substring_regex(text.array, _IPV4)))
-    )
+    matches = pc.match_substring_regex(text.array, pattern)
+    return Cast(text.array, either(text.bad, rows_unless(matches)))
 
 
 def _to_ipv6(array: Array, _target: ColumnType) -> Cast:
