@@ -14,7 +14,7 @@ from ..record import OFFSET_MARK, RECORD_OFFSET, SCHEMA, Record, to_records
 from .results import Failure, MapResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -95,7 +95,7 @@ class Inputs:
             fields = [field.with_nullable(nullable=True) for field in fields]
         fields += self._key_fields()
         names = [field.name for field in fields]
-        if len(set(names)) < len(names):  # asked for with each batch: count only then
+        if len(set(names)) < len(names):  # made for each batch: count only then
             both = min(name for name in names if names.count(name) > 1)
             raise StrategyError(f"value= and key= both have a column {both}; {_RENAME}")
         if RECORD_OFFSET in names:
@@ -113,13 +113,13 @@ class Inputs:
             for field in self.key.schema
         ]
 
-    def _beside(self) -> list[str]:
-        """Return the columns of records that a per-batch map gets: a field of the value goes before them."""
+    def _beside(self, decoded: Sequence[str]) -> list[str]:
+        """Return the columns of records that a per-batch map gets beside the decoded ones of these names."""
         if self.value is None and self.key is None:
             return SCHEMA.names
-        decoded = {*self.schema.names, *(["key"] if self.key is not None else [])}
+        taken = {*decoded, *(["key"] if self.key is not None else [])}
         names = [*(["value"] if self.value is None else []), *_BESIDE]
-        return [name for name in names if name not in decoded]
+        return [name for name in names if name not in taken]
 
     def warm_up(self) -> None:
         """Let the formats load what they decode with. Call it in a thread."""
@@ -130,7 +130,7 @@ class Inputs:
     def columns(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Failure]]:
         """Return the columns for a per-batch function, without the records that cannot be decoded."""
         decoded, good, failures = self._decode(records)
-        names = self._beside()
+        names = self._beside(decoded.schema.names)
         fields = [*decoded.schema, *(_BESIDE_FIELDS[name] for name in names), _OFFSET]
         beside = [records.column(name) for name in (*names, "offset")]
         columns = pa.RecordBatch.from_arrays([*decoded.columns, *beside], schema=pa.schema(fields))
