@@ -363,14 +363,14 @@ _CASTS: Final[Sequence[tuple[Callable[[Any], bool], Callable[[Array, Any], Cast]
     (pa.types.is_boolean, to_bool),
     (pa.types.is_decimal, to_decimal),
     (is_bytes, to_binary),
+    (pa.types.is_time, to_time),
+    (pa.types.is_duration, to_duration),
 )
 
 
 _TIMES: Final[Sequence[tuple[Callable[[Any], bool], Callable[[Array, Any, str | None], Cast]]]] = (
     (pa.types.is_timestamp, to_timestamp),
     (pa.types.is_date, to_date),
-    (pa.types.is_time, to_time),
-    (pa.types.is_duration, to_duration),
 )
 
 

@@ -127,7 +127,7 @@ def _in_zone(times: Array, zone: str) -> Array:
         ) from error
 
 
-def to_time(array: Array, to: Any, _zone: str | None = None) -> Cast:
+def to_time(array: Array, to: Any) -> Cast:
     """Cast times of day, and text such as 12:30:00.5."""
     kind = array.type
     if is_text(kind):
@@ -149,7 +149,7 @@ def to_time(array: Array, to: Any, _zone: str | None = None) -> Cast:
     return Cast(ticks.cast(to), either(numbers.bad, outside), {}, numbers.cut)
 
 
-def to_duration(array: Array, to: Any, _zone: str | None = None) -> Cast:
+def to_duration(array: Array, to: Any) -> Cast:
     """Cast spans of time."""
     if not pa.types.is_duration(array.type):
         raise no_cast(array, to)
