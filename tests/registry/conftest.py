@@ -45,8 +45,8 @@ class Rest:
     ) -> tuple[int, Any]:
         """Send one request; `path` is sent as it is."""
         data = None if body is None else BytesIO(json.dumps(body).encode())
-        answer = await self.session.request(method, path, data=data, headers=headers)
-        return answer.status, json.loads(await answer.read())
+        async with self.session.request(method, path, data=data, headers=headers) as answer:
+            return answer.status, json.loads(await answer.read())
 
     async def get(self, path: str) -> Any:
         """The answer to a request that must succeed."""

@@ -93,8 +93,9 @@ async def test_nesting_is_refused_or_taken(rest: Rest, kind: str, depth: int) ->
 
 async def test_a_body_that_is_nested_is_refused(rest: Rest) -> None:
     for text in ('{"schema":' + "[" * 3000, '{"metadata":' + "[" * 100_000, '{"x":' + "{" * 9):
-        answer = await rest.session.post(PATH, data=text.encode())
-        assert (answer.status, (await answer.json(content_type=None))["error_code"]) == (400, 400)
+        async with rest.session.post(PATH, data=text.encode()) as answer:
+            found = await answer.json(content_type=None)
+            assert (answer.status, found["error_code"]) == (400, 400)
 
 
 REFERENCES = [

@@ -98,8 +98,9 @@ async def test_a_broker_with_users_asks_for_them(
     for pair in (("alice", "bob's"), ("carol", "carol's")):
         wrong = open_rest(broker, headers=login(*pair))
         assert await wrong.refused("GET", "/subjects") == (401, 40101)
-    answer = await open_rest(broker).session.get("/", headers={"Authorization": "Basic ?"})
-    assert (answer.status, "Basic" in answer.headers["WWW-Authenticate"]) == (401, True)
+    nonsense = {"Authorization": "Basic ?"}
+    async with open_rest(broker).session.get("/", headers=nonsense) as answer:
+        assert (answer.status, "Basic" in answer.headers["WWW-Authenticate"]) == (401, True)
     right = open_rest(broker, headers=login("alice", "alice's"))
     for _ in range(2):
         assert await right.get("/subjects") == []

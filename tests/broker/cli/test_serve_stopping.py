@@ -70,14 +70,18 @@ async def test_a_broker_that_stops_is_not_ready_and_a_second_signal_ends_it(tmp_
         words = (await process.stdout.readline()).decode().split()
         servers, http = words[2].rstrip(","), words[-1].removesuffix("/metrics")
         async with unread_response(servers), aiohttp.ClientSession(http) as session:
-            assert (await session.get("/ready")).status == 200
+
+            async def get(path: str) -> tuple[int, str]:
+                async with session.get(path) as answer:
+                    return answer.status, await answer.text()
+
+            assert (await get("/ready"))[0] == 200
             process.send_signal(signal.SIGTERM)
-            answer = await session.get("/ready")
-            while answer.status == 200:  # the signal is on its way
-                answer = await session.get("/ready")
-            assert (answer.status, await answer.text()) == (503, "the broker is stopping\n")
-            assert (await session.get("/live")).status == 200
-            assert (await session.get("/metrics")).status == 200
+            while (ready := await get("/ready"))[0] == 200:
+                pass  # the signal is on its way
+            assert ready == (503, "the broker is stopping\n")
+            assert (await get("/live"))[0] == 200
+            assert (await get("/metrics"))[0] == 200
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 128 + signal.SIGTERM
     assert not (tmp_path / "clean").exists()

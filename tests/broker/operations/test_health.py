@@ -32,8 +32,10 @@ async def served(start: Any) -> Broker:
 
 async def get(broker: Broker, path: str, **headers: str) -> tuple[int, str, str]:
     """Status, text and content type."""
-    async with aiohttp.ClientSession(broker.http_url) as session:
-        answer = await session.get(path, headers=headers)
+    async with (
+        aiohttp.ClientSession(broker.http_url) as session,
+        session.get(path, headers=headers) as answer,
+    ):
         return answer.status, await answer.text(), answer.headers["Content-Type"]
 
 

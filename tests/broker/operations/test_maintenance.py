@@ -301,13 +301,12 @@ async def test_a_log_that_cannot_be_compacted_leaves_the_others_and_the_broker_a
         good = await filled(broker, await connect(broker))
         await until(lambda: set(keys(good)) == {1, 2, 3})
         async with aiohttp.ClientSession(broker.http_url) as session:
-            live = await session.get("/live")
-            assert live.status == 200
-            assert (
-                await live.text()
-                == "ok; compaction (topic bad, partition 0) fails: it does not fit\n"
-            )
-            metrics = await (await session.get("/metrics")).text()
+            async with session.get("/live") as live:
+                assert live.status == 200
+                said = "ok; compaction (topic bad, partition 0) fails: it does not fit\n"
+                assert await live.text() == said
+            async with session.get("/metrics") as answer:
+                metrics = await answer.text()
         where = 'subject="topic bad, partition 0",work="compaction"'
         assert f"kmr_broker_work_failures{{{where}}}" in metrics
         monkeypatch.undo()

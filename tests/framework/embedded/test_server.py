@@ -128,13 +128,16 @@ async def test_a_running_query_does_not_hold_up_the_end_and_tables_persist(tmp_p
     with anyio.fail_after(20):
         async with aiohttp.ClientSession() as session:
             async with EmbeddedClickHouse(path, stop_timeout=0.1) as server:
+
+                async def run(statement: str) -> str:
+                    async with session.post(server.url, data=statement) as answer:
+                        return await answer.text()
+
                 for statement in (TABLE, "INSERT INTO t VALUES (1, 'a')"):
-                    await (await session.post(server.url, data=statement)).read()
+                    await run(statement)
                 spinning = asyncio.create_task(session.post(server.url, data=SPINNING).__aenter__())
                 processes = "SELECT count() FROM system.processes WHERE query LIKE '%sipHash64%'"
-                while (
-                    await (await session.post(server.url, data=processes)).text()
-                ) != "2\n":  # this one is the second
+                while await run(processes) != "2\n":  # this one is the second
                     await anyio.lowlevel.checkpoint()
             with pytest.raises(aiohttp.ClientError):
                 await spinning

@@ -137,7 +137,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "at most once does not wait for failed records between its rows": Mutation(
         "guarantees.py",
-        "await self._wait(lambda: self.ledgers.complete(buffer.ranges()))\n"
+        "await self._wait(buffer, self.ledgers.complete)\n"
         "        async with self._begun(buffer) as has_rows:\n            if not has_rows:\n"
         "                return None\n            ranges",
         "async with self._begun(buffer) as has_rows:\n            if not has_rows:\n"
