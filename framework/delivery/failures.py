@@ -145,14 +145,18 @@ class _Recent:
         self._sum = 0
 
     def add(self, number: int) -> None:
+        self._forget()  # here too: nobody asks for the sum while no record fails
         self._added.append((anyio.current_time(), number))
         self._sum += number
 
     def sum(self) -> int:
-        now = anyio.current_time()
-        while self._added and self._added[0][0] <= now - self._per:
-            self._sum -= self._added.popleft()[1]
+        self._forget()
         return self._sum
+
+    def _forget(self) -> None:
+        begin = anyio.current_time() - self._per
+        while self._added and self._added[0][0] <= begin:
+            self._sum -= self._added.popleft()[1]
 
     async def wait(self) -> None:
         """Sleep until the oldest number leaves the sum."""
