@@ -26,7 +26,6 @@ from .groups.group_types import (
     Clock,
     GroupDescription,
     GroupError,
-    GroupSnapshot,
     GroupState,
     JoinRequest,
     JoinResult,
@@ -444,7 +443,7 @@ class GroupCoordinator:
             group.restore(stored.snapshot)
 
     def _new_group(self, group_id: str) -> Group:
-        group = Group(group_id, self._settings, self._clock, self._store_generation)
+        group = Group(group_id, self._settings, self._clock, self._store_later)
         self._groups[group_id] = group
         return group
 
@@ -499,9 +498,6 @@ class GroupCoordinator:
         """Whether the budget allows clients to make this broker keep so many bytes more; less always fits."""
         kept = self._group_bytes + self.offsets.offset_bytes
         return more <= 0 or kept + more <= self._settings.group_memory_bytes
-
-    def _store_generation(self, group_id: str, _: GroupSnapshot) -> None:
-        self._store_later(self._groups[group_id])
 
     def _store_later(self, group: Group | ConsumerGroup) -> None:
         """Store what has changed; nothing waits until it is durable. If the disk fails, try again later.

@@ -68,9 +68,9 @@ class Group:
         group_id: str,
         settings: BrokerSettings,
         clock: Clock,
-        on_generation: Callable[[str, GroupSnapshot], None],
+        on_generation: Callable[[Group], None],
     ) -> None:
-        """`on_generation` is called with the group's id and each generation that is stable or empty.
+        """`on_generation` is called with this group for each generation that is stable or empty.
 
         The call comes before any member gets its answer.
         """
@@ -373,7 +373,7 @@ class Group:
         # Nothing changes for the others, and the member keeps its assignment.
         if not synced:
             self._unsynced_ids.add(new_id)
-        self._on_generation(self.id, self.snapshot())
+        self._on_generation(self)
         if not request.can_skip_assignment:
             # With the old id as the leader, the client does not compute an assignment.
             member.answer_join(self._joined(member, leader_id=old_leader_id))
@@ -469,7 +469,7 @@ class Group:
         if not len(self._members):
             self._enter(GroupState.EMPTY)
             self.protocol_name = None
-            self._on_generation(self.id, self.snapshot())
+            self._on_generation(self)
             return
         self._enter(GroupState.COMPLETING_REBALANCE)
         self.protocol_name = self._members.choose_protocol()
@@ -483,7 +483,7 @@ class Group:
         self._enter(GroupState.STABLE)
         for member in self._members:
             member.assignment = assignments.get(member.id, b"")
-        self._on_generation(self.id, self.snapshot())
+        self._on_generation(self)
         for member in self._members:
             if member.sync_waiter is not None:
                 self._send_assignment(member)

@@ -125,7 +125,7 @@ class GroupBench:
             "g",
             BrokerSettings(data_dir=Path("unused"), **settings),
             self.clock,
-            lambda _, generation: self.stored.append(generation),
+            lambda group: self.stored.append(group.snapshot()),
         )
 
     def join(
