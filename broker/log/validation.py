@@ -75,29 +75,24 @@ def validate_batches(
     latest = now_ms + config.message_timestamp_after_max_ms
     reads_records = _reads_records(config)
     most_bytes = _BYTES_AT_ONCE if at_once else config.max_uncompressed_bytes
-    for batch in batches:
-        if reads_records or (limited and batch.max_timestamp > latest):
-            if at_once and batch.record_count > _RECORDS_AT_ONCE:
-                raise TakesLong
-            try:
+    try:
+        for batch in batches:
+            if reads_records or (limited and batch.max_timestamp > latest):
+                if at_once and batch.record_count > _RECORDS_AT_ONCE:
+                    raise TakesLong
                 _check_records(data, batch, config, most_bytes, now_ms=now_ms, limited=limited)
-            except BatchTooLarge:
-                if at_once:
-                    raise TakesLong from None
-                raise
-    if config.compression_type == "producer":
-        return data, batches
-    codec = _CODECS[config.compression_type]
-    if all(batch.compression == codec for batch in batches):
-        return data, batches
-    compressed = bytearray()
-    for batch in batches:
-        try:
+        if config.compression_type == "producer":
+            return data, batches
+        codec = _CODECS[config.compression_type]
+        if all(batch.compression == codec for batch in batches):
+            return data, batches
+        compressed = bytearray()
+        for batch in batches:
             compressed += _in_codec(data, batch, codec, config.compression_level, most_bytes)
-        except BatchTooLarge:
-            if at_once:
-                raise TakesLong from None
-            raise
+    except BatchTooLarge:
+        if at_once:
+            raise TakesLong from None
+        raise
     try:
         return compressed, split_batches(compressed, max_batch_bytes=config.max_message_bytes)
     except BatchTooLarge as error:
