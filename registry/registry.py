@@ -125,7 +125,7 @@ class Registry:
                     f' "{subject}", details: [{", ".join(found)}]',
                 )
             value = self._numbered(subject, checked.value)
-            await self._append([(SchemaKey(subject, value.version), value)])
+            await self._topic.append([(SchemaKey(subject, value.version), value)])
             return value.id
 
     async def look_up(
@@ -180,9 +180,7 @@ class Registry:
     async def delete_version(self, subject: str, version: int, *, permanent: bool) -> int:
         """Delete one version, or the latest; permanently only if it is soft deleted; return it."""
         async with self._change(subject):
-            value = self.get(subject, version, deleted=True)
-            if version == LATEST and not permanent:
-                value = self.get(subject, version)
+            value = self.get(subject, version, deleted=permanent or version != LATEST)
             self._check_unreferenced([value])
             name = f"Subject '{subject}' Version {value.version} was"
             key = SchemaKey(subject, value.version)
@@ -196,16 +194,10 @@ class Registry:
                     VERSION_SOFT_DELETED,
                     f"{name} soft deleted.Set permanent=true to delete permanently",
                 )
-            remaining = self.state.versions(subject, deleted=permanent)
-            if len(remaining) == 1:
-                await self._append(
-                    [
-                        (key, None if permanent else _deleted(value)),
-                        *self._without_settings(subject),
-                    ]
-                )
-            else:
-                await self._append([(key, None if permanent else _deleted(value))])
+            records: list[tuple[Key, Value]] = [(key, None if permanent else _deleted(value))]
+            if len(self.state.versions(subject, deleted=permanent)) == 1:
+                records += self._without_settings(subject)
+            await self._topic.append(records)
             return value.version
 
     async def delete_subject(self, subject: str, *, permanent: bool) -> list[int]:
@@ -234,7 +226,7 @@ class Registry:
             else:
                 last = SubjectVersion(subject, gone[-1].version)
                 records = [(DeleteSubjectKey(subject), last)]
-            await self._append([*records, *self._without_settings(subject)])
+            await self._topic.append([*records, *self._without_settings(subject)])
             return [each.version for each in gone]
 
     # -- settings ----------------------------------------------------------------------------------
@@ -261,7 +253,7 @@ class Registry:
                 normalize=before.normalize if config.normalize is None else config.normalize,
                 compatibilityLevel=config.compatibilityLevel or before.compatibilityLevel,
             )
-            await self._append([(ConfigKey(subject or UNSET), merged)])
+            await self._topic.append([(ConfigKey(subject or UNSET), merged)])
 
     async def delete_config(self, subject: str | None) -> ConfigValue:
         """Delete a subject's own level, or reset the global one; return it as it was."""
@@ -271,14 +263,14 @@ class Registry:
                 if subject is not None:
                     raise subject_not_found(subject)
                 return ConfigValue(compatibilityLevel=Level.BACKWARD)
-            await self._append([(ConfigKey(subject or UNSET), None)])
+            await self._topic.append([(ConfigKey(subject or UNSET), None)])
             return before
 
     async def set_mode(self, subject: str | None, mode: Mode) -> None:
         """Set the mode of a subject, or the global one."""
         async with self._change(subject, mode=True):
             value = ModeValue(subject=subject or UNSET, mode=mode)
-            await self._append([(ModeKey(subject or UNSET), value)])
+            await self._topic.append([(ModeKey(subject or UNSET), value)])
 
     async def delete_mode(self, subject: str) -> Mode:
         """Delete a subject's own mode; return it."""
@@ -286,7 +278,7 @@ class Registry:
             before = self.state.modes.get(subject)
             if before is None:
                 raise subject_not_found(subject)
-            await self._append([(ModeKey(subject), None)])
+            await self._topic.append([(ModeKey(subject), None)])
             return before
 
     # -- parts -------------------------------------------------------------------------------------
@@ -422,11 +414,8 @@ class Registry:
             records.append((ModeKey(subject), None))
         return records
 
-    async def _append(self, records: Sequence[tuple[Key, Value]]) -> None:
-        await self._topic.append(records)
-
     async def _in_thread(self, compute: Callable[[], T]) -> T:
-        """Compute with a schema. Raises RegistryError, whatever its library makes of it."""
+        """Compute with a schema in a thread. Exceptions of the schema's library become RegistryError."""
 
         def attempt() -> T:
             try:
