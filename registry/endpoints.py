@@ -29,7 +29,7 @@ from .schemas.compatibility import Level
 from .schemas.schema_types import SCHEMA_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -199,6 +199,7 @@ def _number(text: str) -> int | None:
 
 
 Endpoint: TypeAlias = "Callable[[Call], Awaitable[Answer]]"
+Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 
 
 # -- subjects --------------------------------------------------------------------------------------
@@ -520,19 +521,10 @@ _WRITING: Final[tuple[tuple[str, str, Endpoint], ...]] = (
 )
 
 
-def routes(
-    reading: Callable[[Endpoint], Callable[[Request], Awaitable[Response]]],
-    writing: Callable[[Endpoint], Callable[[Request], Awaitable[Response]]],
-) -> list[Route]:
-    """Return all routes; `reading` and `writing` make the handler of an endpoint, by what it does."""
+def routes(handler: Callable[[str, Endpoint], Handler]) -> list[Route]:
+    """Return all routes; `handler` makes the handler of an endpoint that may `read` or `write`."""
     return [
-        *_routes(_READING, reading),
-        *_routes(_WRITING, writing),
+        Route(path, handler(operation, endpoint), methods=[method])
+        for operation, table in (("read", _READING), ("write", _WRITING))
+        for method, path, endpoint in table
     ]
-
-
-def _routes(
-    table: Iterable[tuple[str, str, Endpoint]],
-    handler: Callable[[Endpoint], Callable[[Request], Awaitable[Response]]],
-) -> list[Route]:
-    return [Route(path, handler(endpoint), methods=[method]) for method, path, endpoint in table]

@@ -29,13 +29,13 @@ from .state import RegistryState
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from .endpoints import Endpoint
+    from .endpoints import Endpoint, Handler
 
 logger = structlog.get_logger(__name__)
 
@@ -147,7 +147,7 @@ def build_app(registry: Registry, access: Access | None, meter: RegistryMeter) -
     """Return the registry as an ASGI application."""
     gate, bodies = _Gate(access), Bodies()
 
-    def guarded(operation: str, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    def guarded(operation: str, endpoint: Endpoint) -> Handler:
         async def handle(request: Request) -> Response:
             await gate.check(request, operation)
             call = Call(request, registry, bodies)
@@ -159,7 +159,7 @@ def build_app(registry: Registry, access: Access | None, meter: RegistryMeter) -
         return handle
 
     app = Starlette(
-        routes=routes(partial(guarded, "read"), partial(guarded, "write")),
+        routes=routes(guarded),
         exception_handlers={
             RegistryError: _refuse,
             HTTPException: _refuse_http,
