@@ -6,7 +6,6 @@ When a stage flushes, and how it tries again, is in `kmr.reducers.flushing`.
 from __future__ import annotations
 
 import copy
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -19,6 +18,7 @@ from .observe.status import StageStatus
 from .observe.waits import REBALANCE, Waiting
 from .record import ReplayEnd, Rows
 from .reducers.flushing import Buffer, FlushOutcome, FlushTrigger, attempt_flush, retry_flush
+from .reducers.reducer import close_all
 from .reducers.sink import NEW
 from .service import watchdog
 
@@ -102,9 +102,7 @@ class ReduceStage:
         for stream in (self._inbox, self._free_send, self._free, self._full, self._frozen):
             stream.close()
         self._close_outputs()
-        async with AsyncExitStack() as stack:
-            for buffer in self._buffers:
-                stack.push_async_callback(buffer.reducer.close)
+        await close_all(buffer.reducer.close for buffer in self._buffers)
 
     def _close_outputs(self) -> None:
         if self._out is not None:

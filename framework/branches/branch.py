@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import msgspec
 
 from ..errors import StrategyError
 from ..reducers.flushing import Buffer, attempt_flush
-from ..reducers.reducer import Retry
+from ..reducers.reducer import Retry, close_all
 from ..reducers.sink import NEW, Sink, opens
 
 if TYPE_CHECKING:
@@ -82,9 +81,7 @@ class Branch:
 
     async def close(self) -> None:
         """Disconnect the reducers, also after a failure."""
-        async with AsyncExitStack() as stack:
-            for reducer in self.reducers:
-                stack.push_async_callback(reducer.close)
+        await close_all(reducer.close for reducer in self.reducers)
 
     async def deliver(self, rows: Sequence[Rows], write: Write) -> Sequence[Rows]:
         """Take rows through the chain. After an error, the next call goes on where this one ended.

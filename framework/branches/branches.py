@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -12,7 +11,7 @@ from ..columns.tagged_rows import branches, is_tagged, schemas
 from ..errors import SinkError, StrategyError, reason_of
 from ..record import of_records
 from ..reducers.collect import Collecting
-from ..reducers.reducer import Limits, Reducer, Retry
+from ..reducers.reducer import Limits, Reducer, Retry, close_all
 from ..reducers.sink import NEW, Capabilities, Refusal, RowsRefused, Sink, capabilities_of
 from .branch import Branch
 
@@ -155,9 +154,7 @@ class Branches(Collecting, Sink):
         return None if self._opened is None else self._opened._branches.get(name)  # noqa: SLF001
 
     async def close(self) -> None:
-        async with AsyncExitStack() as stack:
-            for branch in self._branches.values():
-                stack.push_async_callback(branch.close)
+        await close_all(branch.close for branch in self._branches.values())
 
     def reset(self) -> None:
         super().reset()

@@ -8,6 +8,7 @@ first flush, retry, settle offsets and apply the policies (`kmr.reducers.flushin
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
@@ -15,7 +16,7 @@ from ..arguments import Checked
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -222,6 +223,13 @@ class Reducer(metaclass=Checked):
 
     async def close(self) -> None:
         """Disconnect. The engine calls it once, at the end, also after a failure, even one of `open`."""
+
+
+async def close_all(closes: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Call the `close` of several reducers, the last one first, also after one of them raises."""
+    async with AsyncExitStack() as stack:
+        for close in closes:
+            stack.push_async_callback(close)
 
 
 def limits_of(reducer: Reducer) -> Limits:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import KmrError, SinkError, reason_of
 from ...reducers.flushing import Buffer, attempt_flush, retry_flush
-from ...reducers.reducer import Retry
+from ...reducers.reducer import Retry, close_all
 from ...reducers.sink import Write, capabilities_of
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ class Chain:
 
     async def close(self) -> None:
         """Disconnect all reducers, also after a failure."""
-        for buffer in self._buffers:
-            await buffer.reducer.close()
+        await close_all(buffer.reducer.close for buffer in self._buffers)
 
     async def deliver(
         self, chunk: Iterable[Rows], reason: FlushReason, *, replayed: bool = False

@@ -116,3 +116,23 @@ async def test_an_error_reaches_the_user_and_the_next_chunk_begins_empty(
         await chain.deliver([chunk(0, 3)], "trigger")
     await chain.deliver([chunk(3, 2)], "trigger")
     assert counts(journal) == [2]
+
+
+async def test_all_reducers_are_closed_though_one_cannot_close(clock: VirtualClock) -> None:
+    closed: list[str] = []
+
+    class Closing(MemoryWriter):
+        async def close(self) -> None:
+            closed.append(type(self).__name__)
+
+    class Broken(Closing):
+        async def close(self) -> None:
+            await super().close()
+            raise OSError("cannot close")
+
+    journal = Journal()
+    writers = (Closing(journal), Broken(journal), Closing(journal))
+    chain = Chain({f"reduce-{number}": writer for number, writer in enumerate(writers)})
+    with pytest.raises(OSError, match="cannot close"):
+        await chain.close()
+    assert sorted(closed) == ["Broken", "Closing", "Closing"]
