@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from .delivery.announcement import Generation, generation_of
+from .delivery.announcement import Generation, generation_of, next_generation
 from .errors import CommitFenced, CommitRefused, ConsumerError
 from .kafka.consumer import CommitOffset
 from .record import Range
@@ -79,6 +79,7 @@ class Committer:
         self._ledgers = ledgers
         self._interval = interval
         self._metrics = metrics
+        self._delivery = delivery
         self._orders_commits = delivery != "at-least-once"
         self._trusts_attempts = delivery != "at-most-once"
         self._partitions: dict[TopicPartition, _Committed] = {}
@@ -247,9 +248,16 @@ class Committer:
     ) -> None:
         """Add a partition with the committed offset on the broker, None if there is none.
 
+        At-least-once begins a generation where the committed offset has none: the topic or the group may be
+        new, and the sink must not take the records for those that had their offsets before. With
+        exactly-once, the first range of a partition is looked for in the sink instead.
+
         Raises ConsumerError if a newer version of kmr wrote its metadata.
         """
-        self._generations[partition] = generation_of(partition, committed)
+        generation = generation_of(partition, committed)
+        if not generation and self._delivery == "at-least-once":
+            generation = next_generation()
+        self._generations[partition] = generation
         self._partitions[partition] = _Committed(
             committed, committed, announcement, is_found=announcement is not None
         )

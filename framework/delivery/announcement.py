@@ -7,18 +7,19 @@ recognises rows that it already has.
 
 The *generation* of a partition's offsets is a part of every token. `kmr offsets reset` raises it, so that
 records that are read again are written again; every later commit keeps it. Metadata without one, such as
-that of earlier versions or of other tools, means generation 0, and tokens without a generation.
+that of earlier versions or of other tools, means generation 0, and tokens without a generation. At-least-once
+begins a generation there (`Committer.begin`).
 """
 
 from __future__ import annotations
 
-import time
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from ..errors import ConsumerError
+from ..service.identity import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -90,12 +91,13 @@ def generation_of(partition: TopicPartition, committed: CommitOffset | None) -> 
     return 0 if found is None else found.generation
 
 
-def next_generation(before: Iterable[int]) -> int:
-    """Return a generation above those of all partitions that are reset.
+def next_generation(before: Iterable[int] = ()) -> int:
+    """Return a generation above those before, of all partitions that get it.
 
-    It is the time, in seconds since 1970, so that it is new also where another tool has erased the last one.
+    It is the time, in milliseconds since 1970, so that it is new also where another tool has erased the last
+    one.
     """
-    return max(int(time.time()), 1 + max(before, default=0))
+    return max(now_ms(), 1 + max(before, default=0))
 
 
 def _read(

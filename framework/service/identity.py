@@ -1,7 +1,9 @@
-"""Ids that no two processes share."""
+"""Ids that no two processes share, and the time; both repeatable in a simulation."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -23,9 +25,16 @@ def new_id() -> str:
     return uuid4().hex if chance is None else f"{chance.getrandbits(128):032x}"
 
 
+def now_ms() -> int:
+    """Return the milliseconds since 1970; in a simulation, those of its loop."""
+    if _chance.get() is None:
+        return int(time.time() * 1000)
+    return 1 + int(asyncio.get_running_loop().time() * 1000)
+
+
 @contextmanager
 def ids_from(chance: Random) -> Iterator[None]:
-    """Let `new_id` take ids from `chance`: for a simulation, which has to be repeatable."""
+    """Let `new_id` take ids from `chance`, and `now_ms` the loop's time: a simulation is repeatable."""
     token = _chance.set(chance)
     try:
         yield

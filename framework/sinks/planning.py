@@ -200,6 +200,7 @@ def plan_ranges(
     write: Write = NEW,
     *,
     repeated: bool = False,
+    otherwise: int = 0,
 ) -> list[RangeRows]:
     """Divide a flush into ranges, one per partition; ranges without a row are left out.
 
@@ -211,6 +212,7 @@ def plan_ranges(
     Args:
         write: if it has an announcement, all rows are of one partition: its token and offsets are used.
         repeated: an earlier attempt of this process may have written the rows.
+        otherwise: the generation of partitions that have none, of ranges that are not announced.
     """
     repeated = repeated or write.repeated
     if write.announcement is not None:
@@ -224,6 +226,9 @@ def plan_ranges(
             else:
                 partitions[None].append(replace(rows, offsets=None))
         planned = []
+        if otherwise:
+            owners = {r.topic_partition for rows in added for r in rows.ranges}
+            generations = {owner: generations.get(owner) or otherwise for owner in owners}
         for owner, parts in partitions.items():
             ranges = [r for rows in parts for r in rows.ranges]
             span = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, Unpack, get_args
 
 import anyio
 
+from ..delivery.announcement import next_generation
 from ..errors import SinkError, StrategyError, UnexpectedDuplicate, as_exception
 from ..reducers.collect import Collecting
 from ..reducers.reducer import ERROR_STAGE, Retry
@@ -100,6 +101,7 @@ class RangeWriter(Collecting, Sink):
         self.leaving_out = LeavingOut()
         self._group = ""
         self._generations: Mapping[TopicPartition, int] = {}
+        self._otherwise = 0
         self._limiter: anyio.CapacityLimiter | None = None
         self._tried = False  # since the last complete flush
         self._written: dict[str, Sequence[Refusal]] = {}  # since the last complete flush, by token
@@ -128,6 +130,8 @@ class RangeWriter(Collecting, Sink):
         self._group, self._generations = context.group, for_sinks.generations
         self.leaving_out = LeavingOut(context.stage, for_sinks.count_left_out)
         self.takes_letters = context.stage == ERROR_STAGE
+        # Letters are not announced: those of a topic that is created anew must not have the old tokens.
+        self._otherwise = next_generation() if self.takes_letters else 0
         opened = for_sinks.opened
         if isinstance(opened, RangeWriter):
             self._limiter, self._proven = opened._limiter, opened._proven  # noqa: SLF001  of our class
@@ -159,7 +163,14 @@ class RangeWriter(Collecting, Sink):
                 except BaseException as error:  # noqa: BLE001
                     errors.append(as_exception(error))
 
-        planned = plan_ranges(self.rows, self._group, self._generations, write, repeated=tried)
+        planned = plan_ranges(
+            self.rows,
+            self._group,
+            self._generations,
+            write,
+            repeated=tried,
+            otherwise=self._otherwise,
+        )
         async with anyio.create_task_group() as tasks:
             for rows in planned:
                 if rows.token not in self._written:

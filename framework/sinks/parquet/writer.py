@@ -40,8 +40,8 @@ class ParquetWriter(RangeWriter):
     """Writes rows to Parquet files: a directory on this machine, or an object store. It needs no Spark.
 
     A file has the rows of one range of offsets, and is named by it:
-    `group~topic~partition~first-last.parquet`, and the generation of the offsets behind it after `kmr
-    offsets reset`. So a range that is written again is the same file: exactly once. On a local disk a file is
+    `group~topic~partition~first-last.parquet`, with the generation of the offsets behind it where they have
+    one. So a range that is written again is the same file: exactly once. On a local disk a file is
     written under a hidden name, synced and renamed; on an object store it appears when its upload is
     complete. Readers never see a part of it.
 
