@@ -22,6 +22,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from ..._extras import install_command
+from ...columns.kinds import is_text, whole
+from ...columns.texts import excerpt, python_values
 from ...errors import StrategyError
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ DEFAULT_MAX_BYTES = 128 * 1024 * 1024
 DEFAULT_MAX_AGE = 60.0
 
 SUFFIX = ".parquet"
+_LONGEST_NAME = 255  # bytes, of file systems
 HIDDEN = "_"
 """Spark, and other readers of Hive's layout, ignore names that begin with this."""
 
@@ -148,9 +151,27 @@ class Directory:
         rest = table.drop_columns(list(self.partition_by))
         rows = groups.column("_list")
         for at, value in enumerate(
-            zip(*(groups.column(column).to_pylist() for column in self.partition_by), strict=True)
+            zip(*(python_values(whole(groups.column(c))) for c in self.partition_by), strict=True)
         ):
             yield value, rest.take(rows[at].values)
+
+    def unnamed(self, table: pa.Table) -> dict[int, str]:
+        """Return the rows whose partition has no directory, because its name would be too long."""
+        found: dict[int, str] = {}
+        for column in self.partition_by:
+            if column not in table.column_names or not is_text(table.schema.field(column).type):
+                continue
+            values = whole(table.column(column))
+            longest = pc.max(pc.binary_length(values)).as_py() or 0
+            if 3 * longest + len(partition_directory(column, "").encode()) <= _LONGEST_NAME:
+                continue  # even with each byte escaped
+            for row, value in enumerate(python_values(values)):
+                if len(partition_directory(column, value).encode()) > _LONGEST_NAME:
+                    found[row] = (
+                        f"column {column}: {excerpt(value)} is too long for the name of a directory "
+                        f"({_LONGEST_NAME} bytes), and partition_by makes one of it"
+                    )
+        return found
 
     def _check_partition_column(self, table: pa.Table, column: str) -> None:
         if column not in table.column_names:

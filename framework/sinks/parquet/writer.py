@@ -197,7 +197,8 @@ class ParquetWriter(RangeWriter):
 
     def _fit(self, rows: RangeRows) -> Fitted:
         assert self._columns is not None  # noqa: S101  `flush` has looked
-        return self._columns.fit(rows.table)
+        fitted = self._columns.fit(rows.table)
+        return fitted._replace(refused=self._opened.unnamed(fitted.table) | fitted.refused)
 
     @property
     def _opened(self) -> Directory:
