@@ -162,7 +162,8 @@ class Directory:
             if column not in table.column_names or not is_text(table.schema.field(column).type):
                 continue
             values = whole(table.column(column))
-            longest = pc.max(pc.binary_length(values)).as_py() or 0
+            lengths: Any = pc.binary_length(values)
+            longest = max(lengths.drop_null().to_pylist(), default=0)
             if 3 * longest + len(partition_directory(column, "").encode()) <= _LONGEST_NAME:
                 continue  # even with each byte escaped
             for row, value in enumerate(python_values(values)):
