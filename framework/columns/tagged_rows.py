@@ -66,7 +66,15 @@ def branches(table: pa.Table) -> Iterator[tuple[str, pa.Table, NDArray[np.int64]
 
 def tagged_nbytes(table: pa.Table) -> int:
     """Return the size of tagged rows. Arrow counts the whole members for a slice of them."""
+    chunks = table.column(0).chunks
+    if all(not each.offset and _uses_all(each) for each in chunks):
+        return int(table.nbytes)
     return sum(rows.nbytes for _, rows, _ in branches(table)) + _TAG_BYTES * int(table.num_rows)
+
+
+def _uses_all(union: Any) -> bool:
+    """Return whether each row of the members is a row of the union."""
+    return len(union) == sum(len(union.field(at)) for at in range(union.type.num_fields))
 
 
 def join_tagged(tables: Sequence[pa.Table], join: Callable[[list[pa.Table]], pa.Table]) -> pa.Table:
@@ -149,7 +157,7 @@ def _members(
     own = slice(union.offset, union.offset + len(union))
     codes = np.frombuffer(codes_of, np.int8)[own]
     offsets = np.frombuffer(offsets_of, np.int32)[own]
-    for code in np.unique(codes).tolist():
+    for code in np.flatnonzero(np.bincount(codes)).tolist():
         member = union.type.field(code)
         ours = codes == code
         rows = _rows_at(union.field(code), offsets[ours])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..values.schemas import RowType
+
+_NO_BRANCH: Final = -1
 
 
 @dataclass(frozen=True)
@@ -92,23 +94,27 @@ class Branching:
         self, rows: list[Any], offsets: Sequence[int], failures: Sequence[Failure]
     ) -> MapResult:
         failed = {failure.offset: failure for failure in failures}
-        places: dict[str, list[int]] = defaultdict(list)
-        for at, branch in enumerate(map(self.classes.get, map(type, rows))):
-            if branch is None:
-                rows[at], branch, what = self._branch_of(rows[at])
+        numbers = {name: n for n, name in enumerate(dict.fromkeys(self.classes.values()))}
+        of_class = {cls: numbers[name] for cls, name in self.classes.items()}
+        found = map(of_class.get, map(type, rows), repeat(_NO_BRANCH))
+        branch_of = np.fromiter(found, np.int64, len(rows))
+        for at in np.flatnonzero(branch_of == _NO_BRANCH).tolist():
+            rows[at], branch, what = self._branch_of(rows[at])
             if branch is not None:
-                places[branch].append(at)
+                branch_of[at] = numbers.setdefault(branch, len(numbers))
             else:
                 failed.setdefault(offsets[at], self._unplaced(offsets[at], what))
         made = []
-        for branch, ours in places.items():
-            some = [rows[each] for each in ours]
-            theirs = [offsets[each] for each in ours]
+        by_branch = np.argsort(branch_of, kind="stable")
+        begins = np.searchsorted(branch_of[by_branch], np.arange(len(numbers) + 1))
+        at_offsets = np.array(offsets, dtype=np.int64)
+        for branch, begin, end in zip(numbers, begins[:-1], begins[1:], strict=True):
+            order = by_branch[begin:end]
+            some, theirs = list(map(rows.__getitem__, order.tolist())), at_offsets[order]
             result = from_rows(self._row_type(branch, some), some, theirs, [])
             failed |= {each.offset: each for each in result.failures if each.offset not in failed}
             if result.table is not None:
-                order = np.array(ours)
-                if len(result.offsets) < len(ours):
+                if len(result.offsets) < len(order):
                     order = order[np.isin(theirs, result.offsets)]
                 made.append(_Part(branch, result.table, result.offsets, order))
         return _tagged(made, failed)
@@ -209,14 +215,21 @@ def _tagged(parts: Sequence[_Part], failed: dict[int, Failure]) -> MapResult:
     failures = tuple(failed[offset] for offset in sorted(failed))
     if not joined:
         return MapResult(None, NO_OFFSETS, failures)
-    by_order = np.argsort(np.concatenate([part.order for part in joined]), kind="stable")
-    rank = np.empty(len(by_order), np.int64)
-    rank[by_order] = np.arange(len(by_order))
+    rank = np.concatenate([part.order for part in joined])
+    if not _are_places(rank):
+        by_order = np.argsort(rank, kind="stable")
+        rank[by_order] = np.arange(len(by_order))
     ends = np.cumsum([len(part.order) for part in joined])[:-1]
     places = {part.branch: at for part, at in zip(joined, np.split(rank, ends), strict=True)}
     table = tag({part.branch: part.table for part in joined}, places)
-    offsets = np.concatenate([part.offsets for part in joined])[by_order]
+    offsets = np.empty(len(rank), np.int64)
+    offsets[rank] = np.concatenate([part.offsets for part in joined])
     return MapResult(table, offsets, failures)
+
+
+def _are_places(order: NDArray[np.int64]) -> bool:
+    """Return whether the numbers are those from 0 on, each once."""
+    return int(order.max()) < len(order) and int(np.bincount(order).max()) == 1
 
 
 def _joined(parts: Sequence[_Part], failed: dict[int, Failure]) -> _Part:

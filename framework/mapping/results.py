@@ -84,7 +84,7 @@ class MapResult:
 def from_rows(
     schema: RowType | pa.Schema | None,
     rows: list[Any],
-    offsets: list[int],
+    offsets: Sequence[int] | NDArray[np.int64],
     failures: list[Failure],
 ) -> MapResult:
     """Convert the rows of a per-record function to columns; `offsets` has the record of each row.

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kmr.columns.tagged_rows import branches, tag
 from kmr.mapping.branching import Branching, join, offsets_in, only_branch
@@ -44,6 +46,35 @@ def test_tables_of_one_batch_are_ordered_by_record_and_then_by_branch() -> None:
     mapped = NAMED.from_tables({"b": table(1, 3, 3), "a": table(2, 3), "other": table(9)})
     assert mapped.offsets.tolist() == [1, 2, 3, 3, 3]
     assert [failure.offset for failure in mapped.failures] == [9]
+
+    mapped = NAMED.from_tables({"b": table(0, 0, 0, 1), "a": table(0, 0)})
+    assert mapped.offsets.tolist() == [0, 0, 0, 0, 0, 1]
+    assert found(mapped) == {
+        "b": [(0, {"o": 0})] * 3 + [(1, {"o": 1})],
+        "a": [(0, {"o": 0})] * 2,
+    }
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=30))
+def test_rows_of_any_branches_are_told_apart_and_keep_their_records(
+    rows: list[tuple[str, int]],
+) -> None:
+    offsets = sorted(offset for _, offset in rows)
+    named = [({"n": n}, name) for n, (name, _) in enumerate(rows)]
+    mapped = NAMED.from_rows(named, offsets, [])
+    bad = {offset for (name, _), offset in zip(rows, offsets, strict=True) if name == "c"}
+    assert {failure.offset for failure in mapped.failures} == bad
+    kept = [
+        (name, offset, n)
+        for n, ((name, _), offset) in enumerate(zip(rows, offsets, strict=True))
+        if offset not in bad
+    ]
+    assert mapped.offsets.tolist() == [offset for _, offset, _ in kept]
+    expected = {
+        branch: [(offset, {"n": n}) for name, offset, n in kept if name == branch]
+        for branch in {name for name, _, _ in kept}
+    }
+    assert (found(mapped) if mapped.table is not None else {}) == expected
 
 
 def tagged(*offsets: int, failed: int) -> MapResult:
