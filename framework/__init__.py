@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .mapping.calls import Retries as Retries
     from .mapping.functions import map_batch as map_batch
     from .mapping.functions import map_record as map_record
+    from .memory.distinct import Distinct as Distinct
     from .peeking import read as read
     from .record import Record as Record
     from .reducers.aggregate import Aggregate as Aggregate

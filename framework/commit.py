@@ -292,7 +292,9 @@ class Committer:
         if announcement is not None and watermark <= announcement.last:
             return CommitOffset(announcement.first, announcement.metadata)
         entry.announcement = None
-        generation = Generation(self._generations.get(partition, 0))
+        ledger = self._ledgers.get(partition)
+        back = None if ledger is None else ledger.look_back(watermark)
+        generation = Generation(self._generations.get(partition, 0), back)
         return CommitOffset(watermark, generation.metadata)
 
     def _entry(self, partition: TopicPartition) -> _Committed:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from .delivery.announcement import read_announcement
+from .delivery.announcement import look_back_of, read_announcement
 from .errors import ConsumerError, OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class EventHandler:
             announcement = self._replayed(partition, announced.get(partition))
             committer.begin(partition, entry, announcement)
             start = entry.offset if entry is not None else starts.get(partition)
-            pipeline.start_partition(partition, start, announcement)
+            pipeline.start_partition(partition, start, announcement, look_back_of(partition, entry))
             self._metrics.begin_topic(partition.topic)  # a pattern's is not known before
             if partition in starts:
                 self._consumer.seek(partition, starts[partition])

@@ -173,6 +173,7 @@ class ExactlyOnce(_AfterErrors):
         if self.replayed is not None:
             return self.replayed
         generations = self.committer.generations
+        ledger = self.ledgers.get(self.partition)
         block_rows = capabilities_of(buffer.reducer).block_rows
         return Announcement(
             first=ranges[0].first,
@@ -182,6 +183,7 @@ class ExactlyOnce(_AfterErrors):
             rows=buffer.rows,
             chunk=block_rows if buffer.rows > block_rows else 0,
             generation=generations.get(self.partition, 0),
+            back=None if ledger is None else ledger.look_back(ranges[0].first),
         )
 
     def _is_repeated(self, announcement: Announcement) -> bool:

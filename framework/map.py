@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -13,6 +14,7 @@ from .errors import no_escape
 from .mapping.executor import LONGEST, LONGEST_WINDOW
 from .mapping.results import bytes_made
 from .mapping.stop import Stop
+from .memory.distinct import STAGE as DISTINCT_STAGE
 from .observe.status import StageStatus
 from .observe.waits import REBALANCE, ROOM, Waiting
 from .record import Range, ReplayEnd, Rows
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from .delivery.failures import ErrorPort
     from .delivery.ledger import Ledger
     from .mapping.executor import Executor
-    from .mapping.results import MapResult
+    from .mapping.results import Failure, MapResult
+    from .memory.remembering import Remembering
     from .parts import SharedParts
     from .record import Batch
     from .strategy import Strategy
@@ -45,6 +48,7 @@ class MapStage:
         on_taken: called after each batch is taken from the inbox; it resumes a paused partition.
         max_records: the most records of a batch that are mapped together.
         replay_to: last offset of an announced range; a `ReplayEnd` is sent after it.
+        memory: takes duplicates out; None if the strategy has no `Distinct`.
     """
 
     def __init__(
@@ -60,7 +64,9 @@ class MapStage:
         on_taken: Callable[[], None],
         max_records: int,
         replay_to: int | None = None,
+        memory: Remembering | None = None,
     ) -> None:
+        self._memory = memory
         self._strategy = strategy
         self._executor = executor
         self._ledger = ledger
@@ -95,6 +101,7 @@ class MapStage:
         """
         try:
             with self._scope, no_escape():
+                await self._restore()
                 async for batch in self._inbox:
                     self._busy_since = anyio.current_time()
                     self._on_taken()
@@ -109,6 +116,8 @@ class MapStage:
             raise
         finally:
             self._stop.request()
+            if self._memory is not None:
+                self._memory.close()
             self._inbox.close()
             self._out.close()
             self._errors.close()
@@ -125,6 +134,29 @@ class MapStage:
     def cancel(self) -> None:
         """Stop at once: batches in the inbox and the one under way are dropped, unsettled."""
         self._scope.cancel()
+
+    async def _restore(self) -> None:
+        """Map the records again that the memory has to know before the first batch; a drain ends it."""
+        if self._memory is None or not self._memory.is_restoring:
+            return
+        with self._waits.on("Distinct, which reads records again"):
+            async with aclosing(self._memory.records()) as batches:
+                async for batch in batches:
+                    rest: Batch | None = batch
+                    while rest is not None:
+                        if self._draining:
+                            return
+                        part, rest = await self._executor.cut(rest, self._max_records)
+                        self._stop = Stop()
+                        mapped = await self._executor.map(
+                            self._strategy.map, self._strategy.map_spec, part, stop=self._stop
+                        )
+                        if mapped.rest is not None:
+                            rest = batch.slice(mapped.rest, batch.last)
+                            if mapped.rest <= part.first:
+                                continue
+                            part = part.slice(part.first, mapped.rest - 1)
+                        await self._memory.remember(part, mapped)
 
     async def _take(self, batch: Batch) -> None:
         """Map a batch; send `ReplayEnd` where an announced range ends in it, or ended before it."""
@@ -203,6 +235,9 @@ class MapStage:
                 if mapped.rest <= batch.first:
                     return batch.first
                 batch = batch.slice(batch.first, mapped.rest - 1)
+            letters: tuple[Failure, ...] = ()
+            if self._memory is not None:
+                mapped, letters = await self._memory.distinguish(batch, mapped)
             whole = Range(
                 batch.topic, batch.partition, batch.first, batch.last, self._ledger.generation
             )
@@ -214,30 +249,42 @@ class MapStage:
         self._metrics.map_retries.inc(mapped.retries)
         self._metrics.count_mapped(len(batch), mapped.filtered(len(batch)))
         self._errors.count_mapped(len(batch))
-        await self._send(batch, whole, mapped)
+        await self._send(batch, whole, mapped, letters)
         return mapped.rest
 
-    async def _send(self, batch: Batch, whole: Range, mapped: MapResult) -> None:
+    async def _send(
+        self, batch: Batch, whole: Range, mapped: MapResult, letters: tuple[Failure, ...]
+    ) -> None:
         ranges: tuple[Range, ...] = (whole,)
-        failed: Rows | None = None
-        if mapped.failures:
-            failed = failed_records(batch, mapped.failures, MAP_STAGE, whole.generation)
-            self._ledgers.charge(failed.ranges, failed.nbytes)
-            ranges = subtract_ranges(ranges, failed.ranges)
+        failed: dict[str, Rows] = {}
+        for stage, failures in ((MAP_STAGE, mapped.failures), (DISTINCT_STAGE, letters)):
+            if failures:
+                rows = failed[stage] = failed_records(batch, failures, stage, whole.generation)
+                self._ledgers.charge(rows.ranges, rows.nbytes)
+                ranges = subtract_ranges(ranges, rows.ranges)
         if mapped.table is None:
             self._ledgers.settle(ranges)
         else:
             rows = Rows(mapped.table, ranges, mapped.offsets, (batch,), mapped.places)
             with self._waits.on("reduce-1, whose queue is full"):
                 await self._out.send(rows)
-        if failed is not None:
+        for stage, records in failed.items():
             with self._waits.on("reduce-err, or for err_limit"):
-                await self._errors.send(failed, MAP_STAGE)
+                await self._errors.send(records, stage, is_limited=stage == MAP_STAGE)
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether the memory has to read records again before the first batch."""
+        return self._memory is not None and self._memory.is_restoring
 
     @property
     def is_idle(self) -> bool:
         """Whether everything that was taken in is mapped and sent on."""
-        return self._busy_since is None and self._mapped_to == self._ledger.position
+        return (
+            self._busy_since is None
+            and self._mapped_to == self._ledger.position
+            and not self.is_restoring
+        )
 
     def status(self, now: float) -> StageStatus:
         """Return the stage's present activity; `now` is the event loop's time."""

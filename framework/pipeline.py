@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
@@ -18,6 +18,7 @@ from .kafka.connection import connection_config
 from .lanes import Lanes
 from .map import MapStage
 from .mapping.executor import Executor
+from .memory.remembering import Remembering
 from .observe.tracing import OFF
 from .parts import SharedParts
 from .record import ReplayEnd, Rows
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from .delivery.announcement import Announcement
+    from .delivery.announcement import Announcement, LookBack
     from .kafka.consumer import Consumer
     from .observe.metrics import Metrics
     from .observe.status import StageStatus
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from .record import TopicPartition
     from .settings import Settings
     from .strategy import Strategy
+
+_RESTORE_AT_ONCE: Final = 4  # partitions: each has a connection, and up to two fetches in memory
 
 _log = structlog.get_logger(__name__)
 
@@ -91,6 +94,7 @@ class Pipeline:
         self._executor = Executor(settings.executor, settings.map_workers, settings.log)
         self._maps: dict[TopicPartition, MapStage] = {}
         self._tasks: TaskGroup | None = None
+        self._restoring = anyio.Semaphore(_RESTORE_AT_ONCE)
         self._taking_in = anyio.CancelScope()
         self._mapping = Gate()
         self._flushing = Gate()
@@ -299,7 +303,11 @@ class Pipeline:
         self.drain()
 
     def start_partition(
-        self, partition: TopicPartition, start: int | None, announcement: Announcement | None = None
+        self,
+        partition: TopicPartition,
+        start: int | None,
+        announcement: Announcement | None = None,
+        look_back: LookBack | None = None,
     ) -> None:
         """Begin a new generation of a partition.
 
@@ -307,6 +315,7 @@ class Pipeline:
             start: the first offset to read; None if the broker decides.
             announcement: a range from `start` on that may have been written: it is read again as a
                 whole. Only if `replays`.
+            look_back: what has to be remembered of the records before `start`.
         """
         self.stop_partition(partition)
         if self._tasks is None or self._taking_in.cancel_called:
@@ -315,6 +324,17 @@ class Pipeline:
         ledger = self.ledgers.open(
             partition, start, replayed_to=-1 if replay_to is None else replay_to
         )
+        memory: Remembering | None = None
+        if self._strategy.distincts:
+            memory = Remembering(
+                self._strategy.distincts,
+                ledger,
+                look_back,
+                self._consumer.read_range,
+                self._restoring,
+                self.intake.budget,
+                self._metrics,
+            )
         stage = self._maps[partition] = MapStage(
             self._strategy.of_topic(partition.topic),
             self._executor,
@@ -326,8 +346,14 @@ class Pipeline:
             on_taken=lambda: self.intake.inboxes.taken(partition),
             max_records=self._max_batch_records,
             replay_to=replay_to,
+            memory=memory,
         )
         self._tasks.start_soon(stage.run)
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether a partition has to read records again that it remembers, before its first new one."""
+        return any(stage.is_restoring for stage in self._maps.values())
 
     @property
     def replays(self) -> bool:
@@ -359,7 +385,9 @@ class Pipeline:
                 partitions=[str(p) for p in sorted(self._maps)],
             )
             for ledger in list(self.ledgers):
-                self.start_partition(ledger.partition, ledger.watermark)
+                mark = ledger.watermark
+                back = None if mark is None else ledger.look_back(mark)
+                self.start_partition(ledger.partition, mark, look_back=back)
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from .arguments import Checked
-from .branches.branches import Branches, PerName, as_chain
+from .branches.branches import Branches, PerName, as_chain, with_distinct
 from .branches.declared import declared, with_chains
-from .columns.tagged_rows import schemas
+from .columns.tagged_rows import is_tagged, schemas
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
 from .mapping.annotations import check_call, check_resources, parameters_of
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from .branches.declared import ChangeChain, Mapped
+    from .branches.declared import Chain, ChangeChain, Mapped
     from .mapping.functions import MapSpec
+    from .memory.distinct import Distinct
     from .reducers.reducer import Reducer
 
 __all__ = [
@@ -172,7 +173,8 @@ class Strategy(metaclass=Checked):
         map: a function that is called with each record and returns a row, several, or None; `map_record`
             gives it options, `map_batch` makes it a function of a batch. Without it, which needs `value=`,
             the columns of the value, and with `key=` those of the key, are the rows.
-        reduce: a reducer, or several in a chain: the output of each flush is the input of the next one.
+        reduce: a reducer, or several in a chain: the output of each flush is the input of the next one. The
+            first of a chain may be `Distinct`, which drops rows that came before.
         reduce_err: the reducer for failed records. Its rows have the columns of the original records
             plus `reason`, `stage`, `exception`, `traceback` (strings; the last two may be null) and `attempt`
             (int32). Without it, the first record that fails stops the worker. With every `delivery`,
@@ -208,7 +210,7 @@ class Strategy(metaclass=Checked):
     """
 
     map: Callable[..., Any] | None = None
-    reduce: Reducer | Sequence[Reducer] | Mapped = ()
+    reduce: Chain | Mapped = ()
     reduce_err: Reducer | None = None
     err_limit: ErrorLimit | None = MOSTLY_FAILED
     delivery: Delivery | None = None
@@ -220,6 +222,7 @@ class Strategy(metaclass=Checked):
     version: str | None = None
     map_spec: MapSpec = field(init=False, repr=False)
     reducers: tuple[Reducer, ...] = field(init=False, repr=False, compare=False)
+    distincts: Mapping[str, Distinct] = field(init=False, repr=False, compare=False)
     _of_topics: Mapping[str, Self] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -227,8 +230,9 @@ class Strategy(metaclass=Checked):
         object.__setattr__(self, "_of_topics", of_topics)
         spec = self._spec() if self.by_topic is None else self.parts[0].map_spec
         object.__setattr__(self, "map_spec", spec)
-        reducers = self._chain()
+        reducers, distincts = self._chain()
         object.__setattr__(self, "reducers", reducers)
+        object.__setattr__(self, "distincts", distincts)
         if self.delivery is not None and self.delivery not in get_args(Delivery):
             raise StrategyError(
                 f"delivery must be one of {get_args(Delivery)}, not {self.delivery!r}"
@@ -255,6 +259,8 @@ class Strategy(metaclass=Checked):
                     raise StrategyError(
                         f"{type(reducer).__name__}: on_error='divert' needs reduce_err="
                     )
+            if any(each.on_duplicate == "dead-letter" for each in self.distincts.values()):
+                raise StrategyError("Distinct: on_duplicate='dead-letter' needs reduce_err=")
             return
         as_chain(errors, "reduce_err")
         if errors.on_error == "divert":
@@ -267,11 +273,13 @@ class Strategy(metaclass=Checked):
                 "written at least once; remove delivery="
             )
 
-    def _chain(self) -> tuple[Reducer, ...]:
+    def _chain(self) -> tuple[tuple[Reducer, ...], Mapping[str, Distinct]]:
+        """Return the reducers, and each `Distinct` by its branch ("" without branches)."""
         if isinstance(self.reduce, Mapping | PerName):
-            branches, _ = declared(self.reduce, self.parts[0].map)
-            return (branches,)
-        return as_chain(self.reduce, "reduce=")
+            branches, _, distincts = declared(self.reduce, self.parts[0].map)
+            return (branches,), distincts
+        distinct, chain = with_distinct(self.reduce, "reduce=")
+        return chain, {} if distinct is None else {"": distinct}
 
     def with_chains(self, change: ChangeChain, **others: Any) -> Self:
         """Return the strategy with other chains of reducers, and other attributes.
@@ -456,6 +464,11 @@ class Strategy(metaclass=Checked):
 
     def _check_columns(self) -> None:
         """Check the columns that reducers need of the rows, where these are declared."""
+        if self.distincts and (rows := self.row_schema) is not None:
+            of = schemas(rows) if is_tagged(rows) else {"": rows}
+            for name, distinct in self.distincts.items():
+                if name in of:
+                    distinct.require(of[name])
         for stage, reducer in self.stages.items():
             schema = self.schema_of(stage)
             if isinstance(reducer, Aggregate) and schema is not None:

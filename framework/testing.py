@@ -31,7 +31,7 @@ from .service.changes import Changes
 from .simulation.simulate import columns_of, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from kmr.broker import Broker
 
@@ -228,6 +228,15 @@ class MemoryConsumer:
     ) -> dict[TopicPartition, int]:
         """See `Consumer.start_positions`: the first offset of each log."""
         return {partition: self.start_offset(partition) or 0 for partition in partitions}
+
+    async def read_range(
+        self, partition: TopicPartition, first: int, end: int
+    ) -> AsyncGenerator[Batch]:
+        """See `Consumer.read_range`."""
+        for batch in self.log[partition]:
+            if batch.last >= first and batch.first < end:
+                await anyio.lowlevel.checkpoint()
+                yield batch.slice(max(first, batch.first), min(end - 1, batch.last))
 
     async def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """See `Consumer.log_ends`."""

@@ -447,7 +447,7 @@ class Worker:
         return WorkerStatus(
             state=state,
             live=stalled is None and state != "failed",
-            ready=state in ("running", "suspended"),
+            ready=state in ("running", "suspended") and not pipeline.is_restoring,
             problem=stalled or retried or self._waits_for,
             group=self._settings.group,
             topics=self._settings.topics or (str(self._subscription),),

@@ -9,6 +9,7 @@ import anyio
 
 from ..columns.tagged_rows import branches, is_tagged, schemas
 from ..errors import SinkError, StrategyError, reason_of
+from ..memory.distinct import Distinct
 from ..record import of_records
 from ..reducers.collect import Collecting
 from ..reducers.reducer import Limits, Reducer, Retry, close_all
@@ -287,11 +288,30 @@ class _NoBranch(Exception):
     """Rows are tagged with the name of no branch."""
 
 
+def with_distinct(given: object, what: str) -> tuple[Distinct | None, tuple[Reducer, ...]]:
+    """Return the `Distinct` before a reducer, or before several, and the others as a chain.
+
+    Raises StrategyError, which begins with `what`.
+    """
+    first = given[0] if isinstance(given, list | tuple) and given else given
+    if not isinstance(first, Distinct):
+        return None, as_chain(given, what)
+    others = given[1:] if isinstance(given, list | tuple) else []
+    if not others:
+        raise StrategyError(f"{what}: Distinct only drops rows; put a reducer after it")
+    return first, as_chain(others, what)
+
+
 def as_chain(given: object, what: str) -> tuple[Reducer, ...]:
     """Return a reducer, or several, as a chain. Raises StrategyError, which begins with `what`."""
     chain = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not chain:
         raise StrategyError(f"{what} is empty: a strategy needs at least one reducer")
+    if any(isinstance(each, Distinct) for each in chain):
+        raise StrategyError(
+            f"{what}: Distinct must be the first of reduce=, or of a branch with a name, and only there: it "
+            "needs to know the record of each row"
+        )
     for reducer in chain:
         if not isinstance(reducer, Reducer):
             raise StrategyError(

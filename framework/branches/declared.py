@@ -10,14 +10,18 @@ from ..errors import StrategyError
 from ..mapping.annotations import row_classes_of
 from ..mapping.branching import Branching
 from ..values.schemas import is_row_class, row_type
-from .branches import OTHER, Branches, Other, PerName, as_chain
+from .branches import OTHER, Branches, Other, PerName, with_distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ..memory.distinct import Distinct
     from ..reducers.reducer import Reducer
 
-Mapped: TypeAlias = "Mapping[Any, Reducer | Sequence[Reducer] | PerName] | PerName"
+Chain: TypeAlias = "Reducer | Sequence[Reducer | Distinct]"
+"""The reducers of a strategy or of a branch, as the user gave them."""
+
+Mapped: TypeAlias = "Mapping[Any, Chain | PerName] | PerName"
 """Branches by the type of a row or by a name; `OTHER` takes the rest."""
 
 ChangeChain: TypeAlias = "Callable[[str, Sequence[Reducer]], Sequence[Reducer]]"
@@ -26,8 +30,10 @@ ChangeChain: TypeAlias = "Callable[[str, Sequence[Reducer]], Sequence[Reducer]]"
 _LONGEST_NAME: Final = 100
 
 
-def declared(reduce: Mapped, function: Callable[..., Any] | None) -> tuple[Branches, Branching]:
-    """Return the composite of branches, and how rows find them.
+def declared(
+    reduce: Mapped, function: Callable[..., Any] | None
+) -> tuple[Branches, Branching, dict[str, Distinct]]:
+    """Return the composite of branches, how rows find them, and the `Distinct` of those that have one.
 
     Args:
         reduce: as the user gave it.
@@ -45,6 +51,7 @@ def declared(reduce: Mapped, function: Callable[..., Any] | None) -> tuple[Branc
             "reduce= has branches, so a map has to say which row goes where; set map=, or give one reducer"
         )
     chains: dict[str, tuple[Reducer, ...]] = {}
+    distincts: dict[str, Distinct] = {}
     classes: dict[type, str] = {}
     others: PerName | None = None
     for key, value in given.items():
@@ -58,7 +65,9 @@ def declared(reduce: Mapped, function: Callable[..., Any] | None) -> tuple[Branc
                 )
             others = value
             continue
-        chains[name] = as_chain(value, f"reduce[{name!r}]")
+        distinct, chains[name] = with_distinct(value, f"reduce[{name!r}]")
+        if distinct is not None:
+            distincts[name] = distinct
         if any(isinstance(reducer, Branches) for reducer in chains[name]):
             raise StrategyError(f"reduce[{name!r}]: a branch cannot have branches of its own")
         if isinstance(key, type):
@@ -67,17 +76,19 @@ def declared(reduce: Mapped, function: Callable[..., Any] | None) -> tuple[Branc
     branching = Branching(frozenset(chains), classes, rest, is_open=others is not None)
     if rest is None and others is None:
         _require_branches(function, branching)
-    return Branches(chains, others), branching
+    return Branches(chains, others), branching, distincts
 
 
-def with_chains(reduce: Reducer | Sequence[Reducer] | Mapped, change: ChangeChain) -> Any:
+def with_chains(reduce: Chain | Mapped, change: ChangeChain) -> Any:
     """Return a `reduce=` of the same form, with other chains of reducers."""
 
-    def changed(name: str, given: Reducer | Sequence[Reducer]) -> Sequence[Reducer]:
-        return change(name, as_chain(given, name))
+    def changed(name: str, given: Chain) -> Sequence[Reducer | Distinct]:
+        distinct, chain = with_distinct(given, name)
+        changed = change(name, chain)
+        return changed if distinct is None else [distinct, *changed]
 
     def made(each: PerName) -> PerName:
-        return replace(each, make=lambda name: changed(name, each.make(name)))
+        return replace(each, make=lambda name: change(name, each.chain(name)))
 
     if isinstance(reduce, PerName):
         return made(reduce)

@@ -5,6 +5,9 @@ until the range is written, and its metadata says where the range ends. After a 
 the partition reads exactly that range again and writes it with the same token, by which the sink
 recognises rows that it already has.
 
+Where a strategy remembers earlier records (`kmr.memory`), the metadata says from where on they are read
+again.
+
 The *generation* of a partition's offsets is a part of every token. `kmr offsets reset` raises it, so that
 records that are read again are written again; every later commit keeps it. Metadata without one, such as
 that of earlier versions or of other tools, means generation 0, and tokens without a generation. At-least-once
@@ -14,7 +17,7 @@ begins a generation there (`Committer.begin`).
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -31,6 +34,18 @@ _MARK: Final = '{"kmr":'
 _LONGEST_TOKEN: Final = 200
 
 
+class LookBack(NamedTuple):
+    """What a worker that begins at a committed offset reads again first, to remember it.
+
+    Attributes:
+        offset: the first record.
+        within: for how much event time records are remembered, in microseconds.
+    """
+
+    offset: int
+    within: int
+
+
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr", tag=1):
     """One range of one partition that is about to be written. As text: JSON with its version in `kmr`.
 
@@ -42,6 +57,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
         rows: number of rows that the range became.
         chunk: rows of each block, if the range is written in several; 0 if in one.
         generation: the generation of the partition's offsets.
+        back: what is remembered before `first`; None if nothing is.
     """
 
     first: int
@@ -51,6 +67,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
     rows: int = 0
     chunk: int = 0
     generation: int = 0
+    back: LookBack | None = None
 
     @property
     def metadata(self) -> str:
@@ -58,15 +75,17 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
         return msgspec.json.encode(self).decode()
 
 
-class Generation(msgspec.Struct, frozen=True, tag_field="kmr", tag=2):
-    """The generation of a partition's offsets, where no range is announced."""
+class Generation(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr", tag=2):
+    """The generation of a partition's offsets, where no range is announced; and what is remembered."""
 
     generation: int
+    back: LookBack | None = None
 
     @property
     def metadata(self) -> str:
-        """The text that is committed with any offset; empty for generation 0."""
-        return msgspec.json.encode(self).decode() if self.generation else ""
+        """The text that is committed with any offset; empty for generation 0 and no memory."""
+        is_empty = not self.generation and self.back is None
+        return "" if is_empty else msgspec.json.encode(self).decode()
 
 
 def read_announcement(
@@ -89,6 +108,16 @@ def generation_of(partition: TopicPartition, committed: CommitOffset | None) -> 
     """
     found = _read(partition, committed)
     return 0 if found is None else found.generation
+
+
+def look_back_of(partition: TopicPartition, committed: CommitOffset | None) -> LookBack | None:
+    """Read what is remembered before a committed offset; None if nothing is.
+
+    Raises:
+        ConsumerError: a newer version of kmr wrote the metadata.
+    """
+    found = _read(partition, committed)
+    return None if found is None else found.back
 
 
 def next_generation(before: Iterable[int] = ()) -> int:

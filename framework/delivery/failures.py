@@ -235,8 +235,11 @@ class ErrorPort:
         if self._stream is not None:
             self._stream.close()
 
-    async def send(self, rows: Rows, stage: str) -> None:
+    async def send(self, rows: Rows, stage: str, *, is_limited: bool = True) -> None:
         """Send failed records; wait while the error stage is busy, or while the limit pauses.
+
+        Args:
+            is_limited: whether they count for the limit.
 
         Raises:
             RecordFailed: there is no error sink, or the limit is exceeded with `on_limit="stop"`.
@@ -249,7 +252,7 @@ class ErrorPort:
             raise RecordFailed(
                 f"record failed, {first}; set reduce_err= in the strategy to keep such records and go on"
             )
-        limit = self._window.limit
+        limit = self._window.limit if is_limited else None
         rest: Rows | None = rows
         while rest is not None:
             room = self._window.room()
@@ -269,7 +272,8 @@ class ErrorPort:
                 _log.warning("too many failed records: paused", stage=stage, failed=first)
                 await self._window.wait()
                 continue
-            self._window.count(len(part))
+            if is_limited:
+                self._window.count(len(part))
             self._metrics.dead_letters.labels("sent").inc(len(part))
             await stream.send(part)
 

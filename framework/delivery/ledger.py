@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..record import Batch, Range, TopicPartition
+    from .announcement import LookBack
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ class Ledger:
         watermark: the lowest offset that is not settled; None before the first batch.
         position: the next offset to read; None before the first batch.
         replayed_to: last offset of the announced range that is read again, -1 if there is none.
+        look_back: returns what is remembered before an offset, for the metadata of a commit.
     """
 
     def __init__(self, partition: TopicPartition, start: int | None, generation: int) -> None:
@@ -68,6 +70,7 @@ class Ledger:
         self.watermark = start
         self.position = start
         self.replayed_to = -1
+        self.look_back: Callable[[int], LookBack | None] = lambda _offset: None
         # Settled ranges above the watermark; they neither touch nor overlap.
         self._starts: list[int] = []
         self._ends: list[int] = []

@@ -56,20 +56,26 @@ class Budget:
     several such maps fit. So what is in flight exceeds `limit` by at most one fetch, and the rows of one
     part of one partition, if these are more than any before.
 
+    What a strategy remembers of settled records (`keep`) lowers the limit: no flush frees it.
+
     Args:
         limit: bytes from which on intake and maps wait.
         on_exhausted: called each time the budget becomes exhausted; flushes the collected rows.
 
     Attributes:
+        limit: bytes from which on intake and maps wait, less what is remembered.
+        kept: bytes of what is remembered.
         used: bytes in flight.
         unmapped: bytes of records whose map has not ended.
     """
 
     def __init__(self, limit: int, on_exhausted: Callable[[], None] = lambda: None) -> None:
         self.limit = limit
+        self.kept = 0
         self.used = 0
         self.unmapped = 0
         self._on_exhausted = on_exhausted
+        self._kept: dict[object, int] = {}
         self._maps = 0
         self._reserved = 0.0
         self._waiting_maps = 0
@@ -77,6 +83,31 @@ class Budget:
         self._batch_bytes = _SURE_AFTER
         self._row_bytes = _SURE_AFTER * _GROWTH_AT_FIRST
         self._changed = Changes()
+
+    @property
+    def whole(self) -> int:
+        """The limit if nothing were remembered."""
+        return self.limit + self.kept
+
+    def keep(self, owner: object, nbytes: int) -> bool:
+        """Count what an owner remembers, 0 when it is gone; the last call for it counts.
+
+        Returns:
+            False if all owners together remember more than half of the whole.
+        """
+        before = self.exhausted
+        more = nbytes - self._kept.pop(owner, 0)
+        self.kept += more
+        self.limit -= more
+        if nbytes:
+            self._kept[owner] = nbytes
+        self._look(before)
+        return 2 * self.kept <= self.whole
+
+    @property
+    def largest(self) -> list[object]:
+        """Those that remember something, with the largest memory first."""
+        return sorted(self._kept, key=self._kept.__getitem__, reverse=True)
 
     @property
     def _growth(self) -> float:

@@ -57,7 +57,8 @@ class Intake:
         self._metrics = metrics
         self.inboxes = MapInboxes(consumer, queue_batches)
         self.budget = Budget(inflight_bytes, make_room)
-        metrics.inflight_limit.set(self.budget.limit)
+        metrics.inflight_limit.set_function(lambda: self.budget.limit)
+        metrics.memory_bytes.set_function(lambda: self.budget.kept)
         metrics.inflight.set_function(lambda: self.budget.used)
         self.ledgers = Ledgers(self._settled, self.budget.add)
         self.is_open = False

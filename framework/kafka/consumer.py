@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 
     from ..record import Batch, TopicPartition
     from .group_offsets import Membership
@@ -118,6 +118,15 @@ class Consumer(Protocol):
         answer in time are left out: their first batch shows where reading began.
 
         Raises `OffsetOutOfRange` where `auto_offset_reset` is `error`.
+        """
+
+    def read_range(self, partition: TopicPartition, first: int, end: int) -> AsyncGenerator[Batch]:
+        """Yield the records `[first, end)` of a partition once more, beside `poll`; its position stays.
+
+        The ranges of the batches follow each other. The first one begins later where retention has removed
+        records. The end may come before `end`, where the log ends there.
+
+        Raises `BrokerUnavailable`, `CorruptRecords`, `ConsumerError` when the broker refuses.
         """
 
     async def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

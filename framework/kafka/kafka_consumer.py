@@ -23,10 +23,11 @@ from ..service.threads import run_in_thread
 from .connection import connect, disconnect, reach_broker, require_topics
 from .fetching import BatchFetcher, require_aiokafka
 from .group_offsets import Membership, commit_offsets, fetch_offsets
+from .reading import read_range
 from .start_positions import NO_POSITION, StartPositions, reset_position
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 
     from ..record import Batch
     from .connection import ConsumerConfig
@@ -229,6 +230,10 @@ class KafkaConsumer:
     ) -> dict[TopicPartition, int]:
         self._started()
         return await self._start_positions.find(self._consumer, self._config, partitions)
+
+    def read_range(self, partition: TopicPartition, first: int, end: int) -> AsyncGenerator[Batch]:
+        """See `Consumer.read_range`: by a client of its own, without a group."""
+        return read_range(self._config, partition, first, end)
 
     async def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         self._started()

@@ -1,4 +1,4 @@
-"""Read a topic, or its end, without a group."""
+"""Read a topic, its end, or some records of a partition, without a group."""
 # ruff: noqa: SLF001  aiokafka's internals, see kmr.kafka.fetching
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import aiokafka
 
 from ..formats.batch_decoder import BatchDecoder
 from ..record import TopicPartition
+from ..service.deadline import shield
 from .admin import explain_refusal, log_offsets, offsets_at_times
 from .connection import connect, require_topics
 from .fetching import BatchFetcher
+from .start_positions import NO_POSITION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from ..record import Batch
-    from .connection import ConnectionConfig
+    from .connection import ConnectionConfig, ConsumerConfig
 
 _PARTITION_BYTES: Final = 4 * 1024 * 1024
+_STOP_TIMEOUT: Final = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +96,57 @@ async def read_topic(
                 await fetcher.wait()
     finally:
         await consumer.stop()
+
+
+async def read_range(
+    config: ConsumerConfig, partition: TopicPartition, first: int, end: int
+) -> AsyncGenerator[Batch]:
+    """Yield the records `[first, end)` of a partition, with the isolation of the worker's consumer.
+
+    See `Consumer.read_range`.
+    """
+    consumer = aiokafka.AIOKafkaConsumer(
+        **config.client_options(),
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        isolation_level=config.isolation_level,
+        client_rack=config.client_rack,
+        max_partition_fetch_bytes=config.max_partition_fetch_bytes,
+        fetch_max_bytes=config.fetch_max_bytes,
+    )
+    await connect(consumer, config)
+    try:
+        at, decoder = (
+            aiokafka.TopicPartition(*partition),
+            BatchDecoder(read_committed=config.isolation_level == "read_committed"),
+        )
+        await require_topics(consumer._client, config, (partition.topic,))
+        await consumer._fetcher.close()
+        consumer._fetcher = fetcher = BatchFetcher(consumer._fetcher, decoder, "earliest")
+        consumer.assign([at])
+        with explain_refusal(f"the offsets of {partition}", config):
+            ends = await log_offsets(consumer, "end", [partition])
+            end = min(end, ends[partition])
+            starts = await log_offsets(consumer, "beginning", [partition])
+        position = max(first, starts[partition])
+        if position < end:
+            consumer.seek(at, position)
+            fetcher.resume()
+        while position < end:
+            try:
+                batches = fetcher.take()
+            except NO_POSITION:  # retention was faster
+                with explain_refusal(f"the offsets of {partition}", config):
+                    starts = await log_offsets(consumer, "beginning", [partition])
+                position = max(position, starts[partition])
+                consumer.seek(at, position)
+                continue
+            for batch in batches:
+                position = batch.last + 1
+                if batch.first < end:
+                    yield batch if batch.last < end else batch.slice(batch.first, end - 1)
+            if position < end and not batches:
+                await fetcher.wait()
+    finally:
+        with shield(_STOP_TIMEOUT):
+            await consumer.stop()

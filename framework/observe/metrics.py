@@ -139,7 +139,15 @@ class Metrics:
         self.inflight = gauge("inflight_bytes", "Bytes of records taken in and not yet settled.")
         self.inflight_limit = gauge(
             "inflight_limit_bytes",
-            "The most bytes in flight: intake pauses there (`inflight_bytes`).",
+            "The most bytes in flight: intake pauses there (`inflight_bytes`, less what is remembered).",
+        )
+        self.memory_bytes = gauge(
+            "memory_bytes", "Bytes of what `Distinct` remembers of earlier records."
+        )
+        self.distinct_rows = counter(
+            "distinct_rows",
+            "Rows that `Distinct` looked at: passed, duplicate, or passed without_key.",
+            "result",
         )
         self.tasks = gauge("event_loop_tasks", "Tasks of the worker's event loop.")
         self.commits = counter("commits", "Commits of watermarks, by result.", "result")
@@ -183,6 +191,8 @@ class Metrics:
             self.unexpected_duplicates.labels(stage)
         self.failed.labels(MAP_STAGE)
         self.backpressure.labels(*BACKPRESSURE_OF_INTAKE)
+        for result in ("passed", "duplicate", "without_key"):
+            self.distinct_rows.labels(result)
         for reason in ("sent", "dropped"):
             self.dead_letters.labels(reason)
         for result in ("ok", "fenced", "failed"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -19,7 +20,9 @@ from ..record import Batch, TopicPartition
 from .log import LogRange
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+
+    import pyarrow as pa
 
     from ..kafka.consumer import CommitOffset, Listener
     from .checks import Checks
@@ -437,6 +440,31 @@ class GroupConsumer:
             self.has_unanswered_commit = True
             raise ConsumerError("the broker does not answer") from error
 
+    async def read_range(
+        self, partition: TopicPartition, first: int, end: int
+    ) -> AsyncGenerator[Batch]:
+        """See `Consumer.read_range`."""
+        records, log, rng = (
+            self._group.log[partition],
+            self._group.ranges[partition],
+            self._world.rng,
+        )
+        position = first
+        while True:
+            await anyio.sleep(self._world.latency())
+            if position < log.start:
+                self._group.checks.forgets(partition)
+                position = log.start
+            if position >= end:
+                return
+            start = int(records.offsets.searchsorted(position))
+            stop = min(start + rng.choice(_FETCHES), int(records.offsets.searchsorted(end)))
+            last = int(records.offsets[stop - 1]) if stop > start else end - 1
+            part = records.columns.slice(start, stop - start)
+            nbytes = len(part) * records.record_bytes
+            yield Batch(*partition, position, last, nbytes=nbytes, load=partial(_same, part))
+            position = last + 1
+
     async def join_anew(self) -> None:
         """See `Consumer.join_anew`; the group hears of it, or finds out when the session ends."""
         await anyio.sleep(self._world.latency())
@@ -470,6 +498,10 @@ class GroupConsumer:
     def answered_at(self, partition: TopicPartition) -> float | None:
         """See `Consumer.answered_at`: every partition that is not paused is answered at once."""
         return None if partition in self._paused else anyio.current_time()
+
+
+def _same(columns: pa.RecordBatch) -> pa.RecordBatch:
+    return columns
 
 
 async def _either(answer: asyncio.Future[Any], event: asyncio.Event) -> None:

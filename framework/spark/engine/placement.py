@@ -88,6 +88,13 @@ def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
             "error",
             "delivery='at-most-once': the checkpoint goes past records when they are written, not before",
         )
+    if strategy.distincts:
+        yield Finding(
+            "strategy",
+            "error",
+            "Distinct remembers records from one micro-batch to the next only in a worker; run one, or drop "
+            "duplicates in the table",
+        )
     if strategy.is_transactional:
         name = type(strategy.reducers[-1]).__name__
         yield Finding(

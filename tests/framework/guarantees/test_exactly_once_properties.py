@@ -40,7 +40,7 @@ from kmr.worker import Worker
 from tests.examples import examples
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from kmr.sinks import RangeRows
 
@@ -271,6 +271,17 @@ class Life:
     async def begin(self, tasks: anyio.abc.TaskGroup) -> None:
         self.errors = Journal()
         self.member = Member(self.group, self.errors)
+        options: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
+        # longer than the longest backoff
+        options |= {"revoke_deadline": 50.0, "shutdown_deadline": 1_000.0}
+        self.worker = Worker(self.strategy(), Settings(**options), consumer=self.member)
+        self.scope = anyio.CancelScope()
+        self.ended = anyio.Event()
+        tasks.start_soon(_run, self.worker, self.scope, self.ended)
+        await self.member.started.wait()
+        await self.member.rebalance(PARTITIONS)
+
+    def strategy(self) -> Strategy:
         writer = TokenWriter(self.sink, max_rows=6, max_age=4.0)
         batcher = MemoryWriter(Journal(), forward=True, max_rows=4, max_age=2.0)
         shapes: dict[Shape, Any] = {
@@ -278,20 +289,11 @@ class Life:
             "chained": [batcher, writer],
             "branched": {"even": writer, "odd": [batcher, copy.deepcopy(writer)]},
         }
-        strategy = Strategy(
+        return Strategy(
             divide if self.shape == "branched" else locate,
             shapes[self.shape],
             reduce_err=MemoryWriter(self.errors, max_rows=2, max_age=1.0),
         )
-        options: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
-        # longer than the longest backoff
-        options |= {"revoke_deadline": 50.0, "shutdown_deadline": 1_000.0}
-        self.worker = Worker(strategy, Settings(**options), consumer=self.member)
-        self.scope = anyio.CancelScope()
-        self.ended = anyio.Event()
-        tasks.start_soon(_run, self.worker, self.scope, self.ended)
-        await self.member.started.wait()
-        await self.member.rebalance(PARTITIONS)
 
     async def act(self, action: tuple[Any, ...], tasks: anyio.abc.TaskGroup) -> None:
         sink, group = self.sink, self.group
@@ -398,7 +400,12 @@ async def run(schedule: list[tuple[Any, ...]], shape: Shape) -> None:
         await live(life, schedule)
 
 
-async def live(life: Life, schedule: list[tuple[Any, ...]]) -> None:
+async def live(
+    life: Life,
+    schedule: list[tuple[Any, ...]],
+    passed: Callable[[], Iterable[tuple[int, int]]] | None = None,
+) -> None:
+    """Run a schedule and compare; `passed`: the records that reach the sink, by default each `row`."""
     sink, group = life.sink, life.group
     async with anyio.create_task_group() as tasks:
         await life.begin(tasks)
@@ -412,7 +419,8 @@ async def live(life: Life, schedule: list[tuple[Any, ...]]) -> None:
         sink.finish_late_writes()
         life.member.keep_dead_letters()
         assert life.worker.status().inflight_bytes == 0, "something is stuck"
-        rows = [at for at, value in group.values.items() if value == b"row"]
+        every = [at for at, value in group.values.items() if value == b"row"]
+        rows = every if passed is None else passed()
         times = {(*at, n): 1 + group.again[at] for at in rows for n in range(2)}
         assert sink.rows == Counter(times)
         poisoned = {at for at, value in group.values.items() if value == b"poison"}

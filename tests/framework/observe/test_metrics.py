@@ -32,6 +32,8 @@ NAMES = {
     "kmr_failed_records",
     "kmr_inflight_bytes",
     "kmr_inflight_limit_bytes",
+    "kmr_memory_bytes",
+    "kmr_distinct_rows",
     "kmr_reduce_flush_retrying_seconds",
     "kmr_map_retries",
     "kmr_map_seconds",

@@ -1,0 +1,266 @@
+"""What `Distinct` remembers of one partition, and how far it looks back."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from ..columns.tagged_rows import branches, is_tagged
+from ..delivery.announcement import LookBack
+from ..errors import KmrError
+from ..mapping.results import NO_OFFSETS, Failure, MapResult
+from .distinct import require_time
+from .distinct_keys import RecentKeys, hashes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from ..record import Batch, TopicPartition
+    from .distinct import Distinct
+
+_pa: Any = pa
+
+_log = structlog.get_logger(__name__)
+
+_NO_TIME: Final = -(2**62)
+_MARKS: Final = 64  # of the event time, within a `within`
+_SAMPLE_EVERY: Final = 60.0  # seconds
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Marks:
+    """The event time that was reached before some offsets.
+
+    A row is remembered while the event time goes on by less than `within`. It never goes back, so what is
+    remembered at an offset are the rows from some earlier offset on: nothing below it has to be read again.
+    """
+
+    def __init__(self, within: int) -> None:
+        self._within = within
+        self._offsets: list[int] = []
+        self._times: list[int] = []
+
+    def note(self, offset: int, time: int) -> None:
+        """Note the event time before the rows from an offset on; offsets ascend."""
+        if not self._offsets or time - self._times[-1] >= self._within // _MARKS:
+            self._offsets.append(offset)
+            self._times.append(time)
+
+    def look_back(self, offset: int) -> int | None:
+        """Return where a memory has to begin that is complete before an offset; None: nothing was read.
+
+        Offsets much earlier than the highest one that was asked for are forgotten.
+        """
+        at = bisect_right(self._offsets, offset) - 1
+        if at < 0:
+            return self._offsets[0] if self._offsets else None
+        begin = max(0, bisect_right(self._times, self._times[at] - self._within) - 1)
+        forget = bisect_right(self._times, self._times[begin] - self._within) - 1
+        if forget > 0:
+            del self._offsets[:forget], self._times[:forget]
+            begin -= forget
+        return self._offsets[begin]
+
+
+class DistinctMemory:
+    """The keys of one partition, or of one branch of it, and its event time."""
+
+    def __init__(self, distinct: Distinct) -> None:
+        self.distinct = distinct
+        self.keys = RecentKeys(distinct.microseconds)
+        self.marks = Marks(distinct.microseconds)
+        self.time = _NO_TIME
+
+    def repeated(
+        self, batch: Batch, table: pa.Table, offsets: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], int]:
+        """Note rows, in their order; return which are duplicates, and how many have no key.
+
+        Raises:
+            StrategyError: a column is missing, or of a type that is not allowed.
+        """
+        hashes, valid = hashes_of(table, self.distinct.key)
+        times = self._times(batch, table, offsets)
+        reached = np.maximum.accumulate(np.maximum(times, self.time))
+        if len(reached):
+            self.time = int(reached[-1])
+        return self.keys.see(hashes, reached, valid), int(np.count_nonzero(~valid))
+
+    def _times(
+        self, batch: Batch, table: pa.Table, offsets: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        name = self.distinct.time
+        if name is None:
+            column: Any = batch.records.column("timestamp")
+            found = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+            times: NDArray[np.int64] = found[np.searchsorted(batch.offsets(), offsets)]
+            return times
+        self.distinct.require(table.schema)
+        column = table.column(name)
+        require_time(name, column.type)
+        numbers = column.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
+        known: NDArray[np.int64] = (
+            numbers.fill_null(_NO_TIME).combine_chunks().to_numpy(zero_copy_only=False)
+        )
+        return known
+
+
+class Distinction(NamedTuple):
+    """What became of the rows of some records.
+
+    Attributes:
+        mapped: without the duplicates.
+        letters: records for `reduce_err`, whose rows are all duplicates.
+        passed: rows that are no duplicates.
+        duplicates: rows that are.
+        without_key: of those that passed.
+    """
+
+    mapped: MapResult
+    letters: tuple[Failure, ...] = ()
+    passed: int = 0
+    duplicates: int = 0
+    without_key: int = 0
+
+
+class PartitionMemory:
+    """The memories of all `Distinct` of a strategy, for one partition in one generation of its assignment.
+
+    Args:
+        distincts: by the names of their branches, "" without branches.
+        begin: where the memory begins; None: with the first record.
+    """
+
+    def __init__(
+        self, distincts: Mapping[str, Distinct], partition: TopicPartition, begin: int | None
+    ) -> None:
+        self._memories = {name: DistinctMemory(each) for name, each in distincts.items()}
+        self._partition = partition
+        self._within = max(each.microseconds for each in distincts.values())
+        self._sampled_at = -_SAMPLE_EVERY
+        if begin is not None:
+            for memory in self._memories.values():
+                memory.marks.note(begin, _NO_TIME)
+
+    def note(self, batch: Batch, mapped: MapResult) -> Distinction:
+        """Note the rows of mapped records, in the order of their offsets, and take duplicates out.
+
+        Raises:
+            StrategyError: a column is missing, or of a type that is not allowed.
+        """
+        for memory in self._memories.values():
+            memory.marks.note(batch.first, memory.time)
+        table = mapped.table
+        if table is None:
+            return Distinction(mapped)
+        repeated = np.zeros(table.num_rows, np.bool_)
+        for_letters = np.zeros(table.num_rows, np.bool_)
+        without_key = 0
+        for name, rows, places in _parts(table):
+            if (known := self._memories.get(name)) is not None:
+                found, lacking = known.repeated(batch, rows, mapped.offsets[places])
+                repeated[places] = found
+                for_letters[places] = found & (known.distinct.on_duplicate == "dead-letter")
+                without_key += lacking
+        duplicates = int(np.count_nonzero(repeated))
+        passed = table.num_rows - duplicates
+        if not duplicates:
+            return Distinction(mapped, (), passed, 0, without_key)
+        kept = mapped.offsets[~repeated]
+        wanted = np.setdiff1d(mapped.offsets[for_letters], kept)
+        letters = tuple(Failure(at, self._reason()) for at in wanted.tolist())
+        return Distinction(_filter(mapped, ~repeated), letters, passed, duplicates, without_key)
+
+    def sample(self, mapped: MapResult, kept: MapResult, now: float) -> None:
+        """Log one duplicate, at most once a minute."""
+        if now - self._sampled_at < _SAMPLE_EVERY or mapped.table is None:
+            return
+        self._sampled_at = now
+        dropped = np.setdiff1d(mapped.offsets, kept.offsets)
+        at = int(dropped[0]) if len(dropped) else int(mapped.offsets[0])
+        _log.info(
+            "duplicates were dropped, such as this record",
+            record=f"{self._partition}[{at}]",
+            rule=self._reason(),
+            **self._key_at(mapped, at),
+        )
+
+    def _key_at(self, mapped: MapResult, offset: int) -> dict[str, str]:
+        assert mapped.table is not None  # noqa: S101  the caller has looked
+        at = int(np.searchsorted(mapped.offsets, offset))
+        row = mapped.table.slice(at, 1)
+        for name, rows, _ in _parts(row):
+            if (known := self._memories.get(name)) is not None:
+                values = rows.select(list(known.distinct.key)).to_pylist()[0].values()
+                return {"key": ", ".join(map(str, values))[:200]}
+        return {}
+
+    def _reason(self) -> str:
+        return "duplicate: " + "; ".join(str(each.distinct) for each in self._memories.values())
+
+    def look_back(self, offset: int) -> LookBack | None:
+        """Return what has to be read again for a memory that is complete before an offset; None: unknown."""
+        found = [memory.marks.look_back(offset) for memory in self._memories.values()]
+        known = [each for each in found if each is not None]
+        return LookBack(min(known), self._within) if len(known) == len(found) else None
+
+    @property
+    def within(self) -> int:
+        """The longest `within`, in microseconds."""
+        return self._within
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the memory."""
+        return sum(memory.keys.nbytes for memory in self._memories.values())
+
+    def __len__(self) -> int:
+        return sum(len(memory.keys) for memory in self._memories.values())
+
+    def __str__(self) -> str:
+        """Its size and event time in words."""
+        times = [memory.time for memory in self._memories.values() if memory.time > _NO_TIME]
+        shown = _shown(max(times)) if times else "unknown"
+        return (
+            f"{self._partition} with {len(self):,} keys in {self.nbytes / 1e6:,.1f} MB at the event time "
+            f"{shown}"
+        )
+
+
+def _parts(table: pa.Table) -> Sequence[tuple[str, pa.Table, Any]]:
+    """Return the rows of each branch, and their places; all of them as "" without branches."""
+    if is_tagged(table.schema):
+        return tuple(branches(table))
+    return (("", table, slice(None)),)
+
+
+def _filter(mapped: MapResult, kept: NDArray[np.bool_]) -> MapResult:
+    if not kept.any():
+        return replace(mapped, table=None, offsets=NO_OFFSETS, places=None)
+    rows = np.flatnonzero(kept)
+    assert mapped.table is not None  # noqa: S101  it has duplicates
+    return replace(
+        mapped,
+        table=mapped.table.take(rows),
+        offsets=mapped.offsets[kept],
+        places=None if mapped.places is None else mapped.places.take(rows),
+    )
+
+
+def _shown(microseconds: int) -> str:
+    try:
+        return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(timespec="seconds")
+    except OverflowError:
+        return f"{microseconds} µs"
+
+
+class MemoryLimit(KmrError):
+    """What a strategy remembers would take more than half of the budget."""
