@@ -103,6 +103,15 @@ def produce_request(topic: str, partition: int, batch: bytes, acks: int) -> byte
     return _frame(_PRODUCE, body)
 
 
+def produce_to_all(topic: str, partitions: int, batch: bytes) -> bytes:
+    """A whole request with the same batch for each partition from 0 on; acknowledged by the leader."""
+    name = topic.encode()
+    body = _INT16.pack(-1) + _INT16.pack(1) + _INT32.pack(_TIMEOUT_MS)
+    body += _INT32.pack(1) + _INT16.pack(len(name)) + name + _INT32.pack(partitions)
+    sized = _INT32.pack(len(batch)) + batch
+    return _frame(_PRODUCE, body + b"".join(_INT32.pack(each) + sized for each in range(partitions)))
+
+
 def produced_at(response: memoryview) -> int:
     """The offset that the first record of a produce request got; raises WireError."""
     _, error, offset, _, _, _ = _PRODUCE_TAIL.unpack_from(

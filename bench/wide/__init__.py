@@ -1,0 +1,1 @@
+"""Topics of many partitions with a few records each: `python -m bench.wide`."""
