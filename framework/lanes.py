@@ -227,6 +227,10 @@ class Lanes:
         tasks.start_soon(lane.run, self._contexts)
         return lane.inbox
 
+    def first_stage(self, partition: TopicPartition) -> ReduceStage:
+        """Return the stage that collects the rows of a partition's map."""
+        return (self._shared or self._lanes[partition]).stages[0]
+
     def _guarantee(self, partition: TopicPartition, replayed: Announcement | None) -> Guarantee:
         parts = (self._ledgers, self._gate)
         if self.delivery == "at-least-once":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 
@@ -28,12 +28,18 @@ if TYPE_CHECKING:
 
     from .delivery.failures import ErrorPort
     from .delivery.ledger import Ledger
+    from .map_shared import Share
     from .mapping.executor import Executor
+    from .mapping.functions import MapSpec
     from .mapping.results import Failure, MapResult
+    from .mapping.together import Mapped
     from .memory.remembering import Remembering
     from .parts import SharedParts
     from .record import Batch
     from .strategy import Strategy
+
+_QUICK: Final = 0.01
+"""Seconds: a map that took longer is not made with those of other partitions."""
 
 
 class MapStage:
@@ -49,6 +55,10 @@ class MapStage:
         max_records: the most records of a batch that are mapped together.
         replay_to: last offset of an announced range; a `ReplayEnd` is sent after it.
         memory: takes duplicates out; None if the strategy has no `Distinct`.
+        accept: takes rows past the first reduce stage's inbox, or returns False (`ReduceStage.accept`).
+
+    Attributes:
+        share: its batches that are mapped together with those of other partitions; None: all are mapped here.
     """
 
     def __init__(
@@ -65,8 +75,11 @@ class MapStage:
         max_records: int,
         replay_to: int | None = None,
         memory: Remembering | None = None,
+        accept: Callable[[Rows], bool] = lambda _: False,
     ) -> None:
+        self.share: Share | None = None
         self._memory = memory
+        self._accept = accept
         self._strategy = strategy
         self._executor = executor
         self._ledger = ledger
@@ -90,6 +103,9 @@ class MapStage:
         self._mapped_to = ledger.position
         self._busy_since: float | None = None
         self._mapping_since: float | None = None
+        self._taken = 0
+        self._is_slow = False
+        self._rest: Batch | None = None
 
     async def run(self) -> None:
         """Map until the inbox is closed and empty, `drain` or `cancel`.
@@ -107,8 +123,11 @@ class MapStage:
                     self._on_taken()
                     await self._take(batch)
                     self._busy_since = None
+                    self._taken += 1
                     if self._draining:
                         break
+                if self.share is not None:
+                    await self.share.wait_free()
                 if self._draining:
                     self._ledgers.give_back(self._ledger, self._mapped_to)
         except Exception as error:
@@ -230,6 +249,8 @@ class MapStage:
             finally:
                 if timer is not None:
                     timer.cancel()
+                if self._mapping_since is not None:
+                    self._is_slow = anyio.current_time() - self._mapping_since > _QUICK
                 self._mapping_since = None
             if mapped.rest is not None:
                 if mapped.rest <= batch.first:
@@ -238,34 +259,36 @@ class MapStage:
             letters: tuple[Failure, ...] = ()
             if self._memory is not None:
                 mapped, letters = await self._memory.distinguish(batch, mapped)
-            whole = Range(
-                batch.topic, batch.partition, batch.first, batch.last, self._ledger.generation
-            )
             made = bytes_made(batch, mapped)
             self._budget.learn(batch.topic, batch.nbytes, made)
-            self._ledgers.mapped(whole, made)
-            self._mapped_to = batch.last + 1
+            self._note_mapped(batch, made)
         self._metrics.map_seconds.observe(anyio.current_time() - started)
         self._metrics.map_retries.inc(mapped.retries)
         self._metrics.count_mapped(len(batch), mapped.filtered(len(batch)))
         self._errors.count_mapped(len(batch))
-        await self._send(batch, whole, mapped, letters)
+        await self._send(batch, mapped, letters)
         return mapped.rest
 
+    def _range(self, batch: Batch) -> Range:
+        generation = self._ledger.generation
+        return Range(batch.topic, batch.partition, batch.first, batch.last, generation)
+
+    def _note_mapped(self, batch: Batch, made: int) -> None:
+        self._ledgers.mapped(self._range(batch), made)
+        self._mapped_to = batch.last + 1
+
     async def _send(
-        self, batch: Batch, whole: Range, mapped: MapResult, letters: tuple[Failure, ...]
+        self, batch: Batch, mapped: MapResult, letters: tuple[Failure, ...] = ()
     ) -> None:
+        whole = self._range(batch)
         ranges: tuple[Range, ...] = (whole,)
         failed: dict[str, Rows] = {}
         for stage, failures in ((MAP_STAGE, mapped.failures), (DISTINCT_STAGE, letters)):
             if failures:
-                rows = failed[stage] = failed_records(batch, failures, stage, whole.generation)
-                self._ledgers.charge(rows.ranges, rows.nbytes)
-                ranges = subtract_ranges(ranges, rows.ranges)
-        if mapped.table is None:
-            self._ledgers.settle(ranges)
-        else:
-            rows = Rows(mapped.table, ranges, mapped.offsets, (batch,), mapped.places)
+                records = failed[stage] = failed_records(batch, failures, stage, whole.generation)
+                self._ledgers.charge(records.ranges, records.nbytes)
+                ranges = subtract_ranges(ranges, records.ranges)
+        if (rows := self._rows(batch, mapped, ranges)) is not None:
             with self._waits.on("reduce-1, whose queue is full"):
                 await self._out.send(rows)
         for stage, records in failed.items():
@@ -276,6 +299,79 @@ class MapStage:
     def is_restoring(self) -> bool:
         """Whether the memory has to read records again before the first batch."""
         return self._memory is not None and self._memory.is_restoring
+
+    # For the maps of several partitions together (`kmr.map_shared`):
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """The map function."""
+        return self._strategy.map
+
+    @property
+    def spec(self) -> MapSpec:
+        """How the map function is called."""
+        return self._strategy.map_spec
+
+    def may_share(self, taken: int) -> bool:
+        """Return whether the next batch may be mapped with those of others, after so many mapped here."""
+        is_free = self._taken == taken and self._replay_to is None
+        return is_free and not (self._is_slow or self._draining)
+
+    def count_mapped(self, records: int) -> None:
+        """Count records of several partitions that were mapped."""
+        self._errors.count_mapped(records)
+
+    def detached(self, since: float, *, is_slow: bool) -> None:
+        """Note that the map of a batch goes on without those of others."""
+        self._mapping_since, self._is_slow = since, is_slow
+
+    def note_mapped(self, batch: Batch, mapped: Mapped) -> None:
+        """Note that a batch is mapped, or its first part."""
+        rest = mapped.result.rest
+        if rest is not None:
+            self._rest = self._rest or batch.slice(rest, batch.last)
+        if rest is None or rest > batch.first:
+            self._note_mapped(_until(batch, rest), mapped.made)
+
+    def send_now(self, batch: Batch, mapped: Mapped) -> bool:
+        """Send the rows of a batch on; return False if that takes more than a call."""
+        result = mapped.result
+        if result.failures:
+            return False
+        if result.rest is not None:
+            if result.rest <= batch.first:
+                return True
+            batch = _until(batch, result.rest)
+        rows = self._rows(batch, result, (self._range(batch),))
+        if rows is None:
+            return True
+        if mapped.row_bytes is not None:
+            rows.__dict__["nbytes"] = mapped.row_bytes
+        if self._accept(rows):
+            return True
+        try:
+            self._out.send_nowait(rows)
+        except anyio.WouldBlock:
+            return False
+        return True
+
+    async def send_shared(self, batch: Batch, mapped: Mapped) -> None:
+        """Send the rows of a batch on; wait where `send_now` would not."""
+        if mapped.result.rest is None or mapped.result.rest > batch.first:
+            await self._send(_until(batch, mapped.result.rest), mapped.result)
+
+    def take_rest(self) -> Batch | None:
+        """Return the part of its last batch that was not mapped with those of others."""
+        self._mapping_since = None
+        rest, self._rest = self._rest, None
+        return rest
+
+    def _rows(self, batch: Batch, mapped: MapResult, ranges: tuple[Range, ...]) -> Rows | None:
+        """Return the rows of a batch; without any, settle the ranges."""
+        if mapped.table is None:
+            self._ledgers.settle(ranges)
+            return None
+        return Rows(mapped.table, ranges, mapped.offsets, (batch,), mapped.places)
 
     @property
     def is_idle(self) -> bool:
@@ -289,6 +385,7 @@ class MapStage:
     def status(self, now: float) -> StageStatus:
         """Return the stage's present activity; `now` is the event loop's time."""
         since = self._mapping_since
+        shared = 0 if self.share is None else len(self.share.waiting)
         activity: Literal["idle", "mapping", "waiting"] = "mapping"
         if since is None:
             since = self._busy_since
@@ -297,9 +394,14 @@ class MapStage:
         return StageStatus(
             name=f"map {self._ledger.partition}",
             activity=activity,
-            queued=self._inbox.statistics().current_buffer_used,
+            queued=self._inbox.statistics().current_buffer_used + shared,
             seconds=seconds,
             working=seconds if activity == "mapping" else 0.0,
             waits_for=self._waits.what,
             waited=self._waits.seconds(now),
         )
+
+
+def _until(batch: Batch, end: int | None) -> Batch:
+    """Return the part of a batch below an offset; None: all of it."""
+    return batch if end is None else batch.slice(batch.first, end - 1)

@@ -17,6 +17,7 @@ from .intake.intake import Intake
 from .kafka.connection import connection_config
 from .lanes import Lanes
 from .map import MapStage
+from .map_shared import SharedMap
 from .mapping.executor import Executor
 from .memory.remembering import Remembering
 from .observe.tracing import OFF
@@ -109,7 +110,7 @@ class Pipeline:
         self._context = context_of(strategy, settings)
         self.committer = self._build_committer(settings.commit_interval)
         self.drained = anyio.Event()
-        shared = self._shared = SharedParts(
+        shared = SharedParts(
             self.ledgers,
             self._flushing,
             self.intake.budget,
@@ -117,6 +118,9 @@ class Pipeline:
             on_failure=on_failure,
             tracing=tracing,
         )
+        maps = self._map_parts = replace(shared, gate=self._mapping)
+        self.shared_map = SharedMap(self._executor, self.intake.inboxes, maps)
+        self.intake.inboxes.shared = self.shared_map
         queue = settings.queue_batches
         self._errors, self._error_stage = self._build_error_stage(shared, queue)
         self._lanes = Lanes(
@@ -214,6 +218,7 @@ class Pipeline:
                 self._lanes.run(self._tasks)
                 if self._error_stage is not None:
                     self._tasks.start_soon(self._error_stage.run)
+                self._tasks.start_soon(self.shared_map.run)
                 with self._taking_in:
                     await self.intake.run()
                 self.intake.inboxes.close_all()
@@ -292,6 +297,7 @@ class Pipeline:
         self._taking_in.cancel()
         for map_stage in self._maps.values():
             map_stage.drain()
+        self.shared_map.drain()
         for stage in self.reduce_stages:
             stage.trigger.drain()
 
@@ -335,19 +341,24 @@ class Pipeline:
                 self.intake.budget,
                 self._metrics,
             )
+        strategy = self._strategy.of_topic(partition.topic)
+        lane = self._lanes.start(self._tasks, partition, announcement)
         stage = self._maps[partition] = MapStage(
-            self._strategy.of_topic(partition.topic),
+            strategy,
             self._executor,
             ledger,
             self.intake.inboxes.open(partition),
-            self._lanes.start(self._tasks, partition, announcement),
+            lane,
             self._errors.clone(),
-            replace(self._shared, gate=self._mapping),
+            self._map_parts,
             on_taken=lambda: self.intake.inboxes.taken(partition),
             max_records=self._max_batch_records,
             replay_to=replay_to,
             memory=memory,
+            accept=self._lanes.first_stage(partition).accept,
         )
+        if memory is None:
+            self.shared_map.add(partition, stage)
         self._tasks.start_soon(stage.run)
 
     @property
@@ -365,6 +376,7 @@ class Pipeline:
         stage = self._maps.pop(partition, None)
         if stage is not None:
             stage.cancel()
+            self.shared_map.remove(partition)
             self._lanes.stop(partition)
             self.intake.inboxes.close(partition)
             self.ledgers.drop(partition)

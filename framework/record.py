@@ -166,6 +166,7 @@ class Batch:
         "last",
         "max_timestamp_ms",
         "nbytes",
+        "part",
         "partition",
         "topic",
     )
@@ -180,14 +181,19 @@ class Batch:
         nbytes: int,
         load: Callable[[], pa.RecordBatch],
         max_timestamp_ms: int = -1,
+        part: object = None,
     ) -> None:
-        """`nbytes` is the batch's share of the in-flight budget; `load` decodes the columns."""
+        """`nbytes` is the batch's share of the in-flight budget; `load` decodes the columns.
+
+        `part` is what `kmr.formats.batch_decoder.decode_together` needs; None: it uses `records`.
+        """
         self.topic = topic
         self.partition = partition
         self.first = first
         self.last = last
         self.nbytes = nbytes
         self.max_timestamp_ms = max_timestamp_ms
+        self.part = part
         self._load: Callable[[], pa.RecordBatch] | None = load
         self._records: pa.RecordBatch | None = None
 
@@ -221,13 +227,6 @@ class Batch:
             records = self._records = load() if load is not None else self.records
             self._load = None
         return records
-
-    @property
-    def decoded_bytes(self) -> int:
-        """The size of the decoded columns: `nbytes` is an estimate if the records were compressed."""
-        records = self.records
-        pieces = sum(records.column(name).nbytes for name in ("key", "value", "headers"))
-        return int(pieces) + ROW_OVERHEAD * len(records)
 
     def slice(self, first: int, last: int) -> Batch:
         """Return the part `[first, last]` of the range, both inclusive. It decodes nothing yet.
@@ -278,11 +277,19 @@ class Batch:
         )
 
 
+def decoded_bytes(records: pa.RecordBatch) -> int:
+    """Return the size of decoded columns: a batch's `nbytes` is an estimate if it was compressed."""
+    pieces = sum(records.column(name).nbytes for name in ("key", "value", "headers"))
+    return int(pieces) + ROW_OVERHEAD * len(records)
+
+
 def to_records(columns: pa.RecordBatch) -> list[Record]:
-    """Convert the rows of a batch, all of one partition, to `Record` objects."""
+    """Convert the rows of a batch, or of several batches of one topic, to `Record` objects."""
     if len(columns) == 0:
         return []
     headers = columns.column("headers")
+    partitions = columns.column("partition").to_numpy()
+    is_one = bool((partitions == partitions[0]).all())
     per_record_headers = (
         repeat(())
         if headers.null_count == len(headers)
@@ -295,7 +302,7 @@ def to_records(columns: pa.RecordBatch) -> list[Record]:
         map(
             Record,
             repeat(columns.column("topic")[0].as_py()),
-            repeat(columns.column("partition")[0].as_py()),
+            repeat(int(partitions[0])) if is_one else partitions.tolist(),
             columns.column("offset").to_pylist(),
             columns.column("key").to_pylist(),
             columns.column("value").to_pylist(),

@@ -125,6 +125,20 @@ class ReduceStage:
             self._shared.on_failure(error)
             raise
 
+    def accept(self, rows: Rows) -> bool:
+        """Collect rows at once, past the inbox, and wake no task; return False if they must be queued.
+
+        They must be where others are queued before them, and where they would be a reason to flush.
+        """
+        collecting = self._collecting
+        if not (self.trigger.is_patient and collecting.has_room(rows)):
+            return False
+        is_first = collecting.since is None
+        collecting.add_unlimited(rows)
+        if is_first:
+            self.trigger.look()
+        return True
+
     async def _collect(self) -> None:
         with no_escape():
             await self._collect_rows()

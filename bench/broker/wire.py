@@ -109,7 +109,9 @@ def produce_to_all(topic: str, partitions: int, batch: bytes) -> bytes:
     body = _INT16.pack(-1) + _INT16.pack(1) + _INT32.pack(_TIMEOUT_MS)
     body += _INT32.pack(1) + _INT16.pack(len(name)) + name + _INT32.pack(partitions)
     sized = _INT32.pack(len(batch)) + batch
-    return _frame(_PRODUCE, body + b"".join(_INT32.pack(each) + sized for each in range(partitions)))
+    return _frame(
+        _PRODUCE, body + b"".join(_INT32.pack(each) + sized for each in range(partitions))
+    )
 
 
 def produced_at(response: memoryview) -> int:

@@ -247,7 +247,7 @@ def report(console: Console, title: str, found: dict[str, Result]) -> None:
             "" if is_by_hand else f"{each.inserts:.1f}",
             "" if each.visible is None else f"{each.visible:.1f}",
         )
-    console.print(shown)
+    Console(width=140).print(shown) if not console.is_terminal else console.print(shown)
 
 
 async def measure(given: argparse.Namespace) -> None:

@@ -37,14 +37,12 @@ def main() -> None:
         }
     )
     consumer.subscribe([given.topic])
-    rows: list[tuple[int, ...]] = []
+    rows: list[tuple[int | None, ...]] = []
     flushed = time.monotonic()
     while True:
         for message in consumer.consume(10_000, 0.2):
             value, offset = message.value() or b"", message.offset()
-            rows.append(
-                (offset, len(value), message.partition(), offset, message.timestamp()[1])
-            )
+            rows.append((offset, len(value), message.partition(), offset, message.timestamp()[1]))
         now = time.monotonic()
         if rows and (now - flushed >= AGE or len(rows) >= ROWS):
             if client is not None:

@@ -1,4 +1,4 @@
-"""Sends records to every partition at an even pace: `python -m bench.wide.producer`; it costs next to nothing.
+"""Sends records to every partition at an even pace, cheaply: `python -m bench.wide.producer`.
 
 One Produce request has a batch for each partition, the same bytes for all of them.
 """

@@ -53,6 +53,13 @@ class _Part:
     headers: NDArray[np.int64]
     flags: int
     aborted: Sequence[tuple[int, int]]
+    decoder: BatchDecoder
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of its records are wanted, and in the present format."""
+        special = kernels.LEGACY | kernels.CONTROL | kernels.TRANSACTIONAL
+        return not self.flags & special and self.headers[0, kernels.BASE_OFFSET] >= self.first
 
     def corrupt(self, row: int, reason: str) -> CorruptRecords:
         """Return the error for the batch whose header is in `row`."""
@@ -124,7 +131,7 @@ class BatchDecoder:
                     " (a broker older than 0.10.1 needs a larger max_partition_fetch_bytes)"
                 )
             raise _corrupt(topic, partition, first, reason)
-        part = _Part(topic, partition, first, data, view, headers, flags, aborted)
+        part = _Part(topic, partition, first, data, view, headers, flags, aborted, self)
         size = len(data)
         if flags & kernels.CODEC:
             size = int(size * self._expansion.get(topic, _EXPANSION_AT_FIRST))
@@ -136,7 +143,38 @@ class BatchDecoder:
             nbytes=size + ROW_OVERHEAD * int(headers[:, kernels.COUNT].sum()),
             load=partial(self._decode, part),
             max_timestamp_ms=int(headers[:, kernels.MAX_TIMESTAMP].max()),
+            part=part,
         )
+
+    def together(self, parts: Sequence[_Part]) -> pa.RecordBatch | None:
+        """Decode plain parts of one topic, one after the other; see `decode_together`."""
+        sizes = [len(part.data) for part in parts]
+        headers = np.concatenate([part.headers for part in parts])
+        of_part = np.repeat(np.arange(len(parts)), [len(part.headers) for part in parts])
+        begins = np.cumsum([0, *sizes[:-1]])[of_part]
+        for column in (kernels.POSITION, kernels.START, kernels.END):
+            headers[:, column] += begins
+        appended = headers[:, kernels.ATTRIBUTES] & kernels.LOG_APPEND_TIME != 0
+        if appended.any() and not appended.all():
+            return None
+        data = b"".join([part.data for part in parts])
+        flags = 0
+        for part in parts:
+            flags |= part.flags
+        view: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
+        whole = replace(parts[0], first=-1, data=data, view=view, headers=headers, flags=flags)
+        try:
+            records = self._decode(whole)
+        except CorruptRecords:
+            return None
+        numbers = np.array([part.partition for part in parts], np.int32)
+        partitions = number_column(
+            "partition", np.repeat(numbers[of_part], headers[:, kernels.COUNT])
+        )
+        columns = [
+            partitions if name == "partition" else records.column(name) for name in SCHEMA.names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
     def _decode(self, part: _Part) -> pa.RecordBatch:
         if part.flags & kernels.LEGACY:
@@ -244,6 +282,31 @@ class BatchDecoder:
             return self._constants.column("timestampType", 1, len(offsets))
         rows = np.searchsorted(part.headers[:, kernels.BASE_OFFSET], offsets, side="right") - 1
         return number_column("timestampType", by_batch[rows])
+
+
+def decode_together(
+    batches: Sequence[Batch],
+) -> tuple[pa.RecordBatch, NDArray[np.int64]] | None:
+    """Decode batches of one topic in one step, where that is possible.
+
+    Returns:
+        The records of all batches, one batch after the other, and how many each has. The batches do not keep
+        them. None if one of them must be decoded alone: old formats, transactions, damage, records below the
+        offset that was asked for.
+    """
+    parts = [batch.part for batch in batches]
+    if not any(parts):
+        records = [batch.records for batch in batches]
+        joined = pa.Table.from_batches(records).combine_chunks().to_batches()
+        counts = np.array([len(each) for each in records], np.int64)
+        return (joined[0] if joined else records[0]), counts
+    plain = [part for part in parts if isinstance(part, _Part) and part.is_plain]
+    if len(plain) < len(parts):
+        return None
+    decoded = plain[0].decoder.together(plain)
+    if decoded is None:
+        return None
+    return decoded, np.array([part.headers[:, kernels.COUNT].sum() for part in plain], np.int64)
 
 
 def warm_up() -> None:

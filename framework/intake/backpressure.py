@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -141,6 +141,10 @@ class Budget:
         self._peaks[topic] = max(row_bytes / max(1, batch_bytes), peak * _PEAK_MEMORY)
         self._look(before)
 
+    def learn_peak(self, topic: str, growth: float) -> None:
+        """Note the largest growth of some batches that `learn` was told of together."""
+        self._peaks[topic] = max(growth, self._peaks.get(topic, 0.0))
+
     def _look(self, before: bool) -> None:
         """Call `on_exhausted` if the budget is exhausted now, and wake those who wait for room."""
         if self.exhausted and not before:
@@ -158,14 +162,26 @@ class Budget:
         rows = each * self._peaks.get(batch.topic, _PEAK_AT_FIRST)
         return max(1, int(self.limit / _PARTS / max(rows, 1e-9)))
 
-    def _expected(self, batch: Batch) -> float:
+    def expected(self, batch: Batch) -> float:
+        """Return how many bytes of rows a batch becomes with the largest growth of recent maps."""
         return batch.nbytes * self._peaks.get(batch.topic, _PEAK_AT_FIRST)
 
     def allows(self, batch: Batch) -> bool:
         """Whether the map of these records may begin: its rows have room, or nothing can make any."""
         if not self._maps and self.used <= self.unmapped:
             return True
-        return self.used + self._reserved + self._expected(batch) <= self.limit
+        return self.has_room(self.expected(batch))
+
+    def has_room(self, nbytes: float) -> bool:
+        """Whether so many bytes of rows have room beside those of the maps under way."""
+        return self.used + self._reserved + nbytes <= self.limit
+
+    def reserve(self, nbytes: float, maps: int = 0) -> None:
+        """Keep room for the rows of maps that begin; negative numbers at their end."""
+        self._maps += maps
+        self._reserved += nbytes
+        if nbytes < 0:
+            self._changed.notify()
 
     async def wait_to_map(self, batch: Batch) -> None:
         """Return when the map of these records may begin."""
@@ -184,14 +200,12 @@ class Budget:
     @contextmanager
     def mapping(self, batch: Batch) -> Iterator[None]:
         """Count a map that is under way; at its end its rows are counted already."""
-        expected = self._expected(batch)
-        self._maps += 1
-        self._reserved += expected
+        expected = self.expected(batch)
+        self.reserve(expected, maps=1)
         try:
             yield
         finally:
-            self._maps -= 1
-            self._reserved -= expected
+            self.reserve(-expected, maps=-1)
             self._changed.notify()
 
 
@@ -241,6 +255,16 @@ class Gate:
             self._quiet.notify()
 
 
+class Shared(Protocol):
+    """Takes the batches that are mapped together with those of other partitions (`kmr.map_shared`)."""
+
+    def offer(self, batch: Batch) -> bool:
+        """Take a batch; False: its own stage maps it."""
+
+    def waiting(self, partition: TopicPartition) -> int:
+        """Return how many batches of a partition wait."""
+
+
 @dataclass(slots=True)
 class _Inbox:
     stream: MemoryObjectSendStream[Batch]
@@ -255,9 +279,13 @@ class MapInboxes:
 
     Args:
         queue_batches: batches in an inbox at which its partition is paused.
+
+    Attributes:
+        shared: takes batches before the inboxes do.
     """
 
     def __init__(self, consumer: Consumer, queue_batches: int) -> None:
+        self.shared: Shared | None = None
         self._consumer = consumer
         self._queue_batches = queue_batches
         self._inboxes: dict[TopicPartition, _Inbox] = {}
@@ -287,12 +315,19 @@ class MapInboxes:
 
         A batch for a map that has failed is dropped: the failure is ending the worker.
         """
+        if self.shared is None or not self.shared.offer(batch):
+            self.put_alone(batch)
         inbox = self._inboxes[batch.topic_partition]
-        with suppress(anyio.BrokenResourceError):
-            inbox.stream.send_nowait(batch)
         if self.waiting(batch.topic_partition) >= self._queue_batches:
             inbox.paused = True
             self._consumer.pause([batch.topic_partition])
+
+    def put_alone(self, batch: Batch) -> None:
+        """Put a batch into its partition's inbox, if it is open."""
+        inbox = self._inboxes.get(batch.topic_partition)
+        if inbox is not None:
+            with suppress(anyio.BrokenResourceError):
+                inbox.stream.send_nowait(batch)
 
     def taken(self, partition: TopicPartition) -> None:
         """Resume the partition if it is paused: its map has taken a batch."""
@@ -308,7 +343,8 @@ class MapInboxes:
     def waiting(self, partition: TopicPartition) -> int:
         """Return how many batches wait for the partition's map."""
         inbox = self._inboxes.get(partition)
-        return 0 if inbox is None else inbox.stream.statistics().current_buffer_used
+        shared = 0 if self.shared is None else self.shared.waiting(partition)
+        return 0 if inbox is None else shared + inbox.stream.statistics().current_buffer_used
 
     def is_paused(self, partition: TopicPartition) -> bool:
         """Return whether intake of the partition waits for its map."""

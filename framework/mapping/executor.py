@@ -25,6 +25,7 @@ from .functions import apply, apply_async
 from .resources import OpenResources
 from .results import NO_OFFSETS, MapResult
 from .stop import Stop
+from .together import Together, can_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -193,6 +194,32 @@ class Executor:
                 return result
         on_begin()
         return apply(function, records, spec, stop)
+
+    def together(
+        self,
+        function: Callable[..., Any] | None,
+        spec: MapSpec,
+        batches: Sequence[Batch],
+        stop: Stop,
+    ) -> Together:
+        """Return a map of batches of several partitions, for `map_together`. Only if `can_share`."""
+        if self._resources is not None and function is not None:
+            function = self._resources.bind(function)
+        return Together(function, spec, batches, stop)
+
+    def can_share(self, spec: MapSpec) -> bool:
+        """Return whether the maps of several partitions may be one call of a thread."""
+        return self.kind != "process" and can_share(spec)
+
+    async def map_together(self, together: Together, on_begin: Callable[[], None]) -> None:
+        """Map batches of several partitions with one hand-over; see `Together.work`."""
+        if self.kind == "inline":
+            on_begin()
+            together.work()
+            return
+        async with self._limiter:
+            on_begin()
+            await run_in_thread(together.work, abandon_on_cancel=True, limiter=self._unlimited)
 
     async def _in_process(self, call: Callable[..., Any], *arguments: object) -> Any:
         """Call a function in a process of anyio's, and write here what it prints and logs there."""

@@ -151,14 +151,22 @@ class Inputs:
             return function
         return lambda pair: function(*pair)
 
-    def arguments(self, records: pa.RecordBatch) -> Arguments:
-        """Return the arguments of the calls of a per-record function."""
-        offsets: Any = records.column("offset").to_pylist()
+    def arguments(
+        self, records: pa.RecordBatch, numbered: pa.RecordBatch | None = None
+    ) -> Arguments:
+        """Return the arguments of the calls of a per-record function.
+
+        Args:
+            numbered: the same records with other numbers in the place of their offsets, which `Arguments`
+                has then: for records of several partitions.
+        """
+        numbered = records if numbered is None else numbered
+        offsets: Any = numbered.column("offset").to_pylist()
         if self.value is None:
             return Arguments(offsets, to_records(records), None, [])
         values: Any = records.column("value")
         objects, failures = self.value.decode_objects(values)
-        good, failed = self._settle_nulls(values, failures, records)
+        good, failed = self._settle_nulls(values, failures, numbered)
         beside = to_records(records) if self.parameters == "value and record" else None
         if good is None:
             return Arguments(offsets, objects, beside, [])

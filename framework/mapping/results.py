@@ -20,7 +20,7 @@ from ..column_types import choose_type, join_tables
 from ..columns.kinds import twice
 from ..errors import StrategyError, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
-from ..record import OFFSET_MARK, RECORD_OFFSET
+from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
 from ..values.python_columns import convert, what_fits
 from ..values.schemas import RowType, fields_of, is_row_class
 
@@ -495,13 +495,17 @@ def join(parts: Sequence[MapResult]) -> MapResult:
     return MapResult(joined.table, offsets, failures, places=places)
 
 
-def bytes_made(batch: Batch, mapped: MapResult) -> int:
+def bytes_made(batch: Batch, mapped: MapResult, records: pa.RecordBatch | None = None) -> int:
     """Return the memory that a mapped batch takes beyond its `nbytes`, which the columns of its records are.
 
     Whole buffers count, each once, and those that the rows share with the records do not: rows that are a
     slice or a selection of the records cost nothing, one row of a large column costs the column.
+
+    Args:
+        records: of the batch, if they were decoded together with others; None: `batch.records`.
     """
-    made = max(0, batch.decoded_bytes - batch.nbytes)
+    records = batch.records if records is None else records
+    made = max(0, decoded_bytes(records) - batch.nbytes)
     if (table := mapped.table) is None:
         return made
     sizes = {
@@ -513,7 +517,7 @@ def bytes_made(batch: Batch, mapped: MapResult) -> int:
     }
     ours = {
         buffer.address
-        for column in batch.records.columns
+        for column in records.columns
         for buffer in column.buffers()
         if buffer is not None
     }

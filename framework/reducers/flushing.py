@@ -89,8 +89,15 @@ class Buffer:
             self.add_unlimited(head)
         return rest, self._limit_reached() or ("bytes" if rest is not None else None)
 
+    def has_room(self, rows: Rows) -> bool:
+        """Return whether these rows may be added without reaching a limit."""
+        reducer = self.reducer
+        if reducer.max_rows is not None and self.rows + len(rows) >= reducer.max_rows:
+            return False
+        return reducer.max_bytes is None or self.bytes + rows.nbytes < reducer.max_bytes
+
     def add_unlimited(self, rows: Rows) -> None:
-        """Add the rows of a replayed range; limits do not apply."""
+        """Add rows to which the limits do not apply: of a replayed range, or `has_room` was asked."""
         if self.since is None:
             self.since = anyio.current_time()
         self._append(rows)
@@ -258,16 +265,27 @@ class FlushTrigger:
         self._draining = True
         self._waiting.cancel()
 
+    @property
+    def is_patient(self) -> bool:
+        """Whether `next` waits for rows, none are queued, and nothing waits for those that are collected."""
+        if self.replaying or self._wanted or self._draining or self._budget.exhausted:
+            return False
+        return self._inbox.statistics().tasks_waiting_receive > 0
+
+    def look(self) -> None:
+        """Look at the buffer again: its first rows were added."""
+        self._waiting.cancel()
+
     async def next(self, buffer: Buffer) -> Rows | ReplayEnd | FlushReason:
         """Wait for the next rows, or for a reason to flush the buffer.
 
         Returns:
             The next item of the inbox, or the reason; "shutdown" when the inbox has ended.
         """
-        deadline = math.inf if self.replaying else buffer.deadline
         while True:
             if reason := self._reason(buffer):
                 return reason
+            deadline = math.inf if self.replaying else buffer.deadline
             with anyio.CancelScope(deadline=deadline) as self._waiting:
                 try:
                     return await self._inbox.receive()

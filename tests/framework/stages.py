@@ -72,6 +72,10 @@ class Bench:
 
     def feed(self, count: int, partition: int = 0, **columns: list[Any]) -> None:
         """Send the next `count` records of a partition, one row each, as one batch; columns may be added."""
+        self.inbox.send_nowait(self.rows(count, partition, **columns))
+
+    def rows(self, count: int, partition: int = 0, **columns: list[Any]) -> Rows:
+        """Take in the next `count` records of a partition, and return their rows."""
         ledger = self.ledgers.get(TopicPartition("t", partition))
         assert ledger is not None
         assert ledger.position is not None
@@ -80,7 +84,7 @@ class Bench:
         offsets = np.arange(batch.first, batch.last + 1)
         table = pa.table({"partition": [partition] * count, "offset": offsets, **columns})
         whole = Range("t", partition, batch.first, batch.last, ledger.generation)
-        self.inbox.send_nowait(Rows(table, (whole,), offsets, (batch,)))
+        return Rows(table, (whole,), offsets, (batch,))
 
     def close(self) -> None:
         self.inbox.close()

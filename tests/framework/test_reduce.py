@@ -44,6 +44,41 @@ async def test_collecting_goes_on_while_the_previous_rows_are_written(clock: Vir
     assert counts(journal) == [10, 10, 10, 10]
 
 
+async def test_rows_past_the_inbox_are_flushed_at_their_age_though_no_task_is_woken(
+    clock: VirtualClock,
+) -> None:
+    journal = Journal()
+    bench = Bench(MemoryWriter(journal, max_rows=10, max_age=4.0))
+    async with running(bench):
+        await clock.settle()
+        for _ in range(3):
+            assert bench.stage.accept(bench.rows(2))
+            await clock.advance(1.0)
+        assert counts(journal) == []
+        await clock.advance(1.0)
+        assert counts(journal) == [6]
+        assert bench.watermark() == 6
+
+
+async def test_rows_are_queued_where_they_would_overtake_others_or_reach_a_limit(
+    clock: VirtualClock,
+) -> None:
+    journal = Journal()
+    bench = Bench(MemoryWriter(journal, max_rows=10, max_age=4.0))
+    async with running(bench):
+        assert not bench.stage.accept(bench.rows(1)), "it does not wait for rows yet"
+        await clock.settle()
+        bench.feed(2)
+        assert not bench.stage.accept(bench.rows(1)), "others are queued"
+        await clock.settle()
+        assert not bench.stage.accept(bench.rows(8)), "they fill the buffer"
+        assert bench.stage.accept(bench.rows(7))
+        bench.stage.trigger.awaited(on=True)
+        assert not bench.stage.accept(bench.rows(1)), "somebody waits for a flush"
+        await clock.settle()
+    assert counts(journal) == [9]
+
+
 async def test_nothing_is_settled_before_its_flush_succeeds(clock: VirtualClock) -> None:
     journal = Journal()
     journal.outcomes.extend([OSError("gone")] * 3)

@@ -1,0 +1,424 @@
+"""The maps of partitions that have little, together: one hand-over to a thread for all of them.
+
+Each partition keeps its map in order, its ledger and its lane; what arrived together travels together. A
+partition whose map takes long leaves: the others go on without it, and its next batches are mapped by its
+own stage (`kmr.map`), until their map is quick again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from .errors import no_escape
+from .mapping.executor import LONGEST
+from .mapping.stop import Stop
+from .observe.tracing import OFF
+from .service import watchdog
+from .service.changes import Changes
+from .service.threads import run_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from .intake.backpressure import MapInboxes
+    from .map import MapStage
+    from .mapping.executor import Executor
+    from .mapping.together import Mapped, Together
+    from .parts import SharedParts
+    from .record import Batch, TopicPartition
+
+LITTLE: Final = 500
+"""Offsets of a batch up to which it is little."""
+
+_LITTLE_BYTES: Final = 64 * 1024
+_MOST: Final = 20_000  # offsets in one round
+_PART_OF_BUDGET: Final = 4  # rounds that fit into it, as parts of a batch do
+_TICK: Final = 0.02
+"""Seconds: a map that goes on from one tick to the next is not quick, and leaves the round."""
+
+_LONGEST_ROUND: Final = 0.1
+_LONGEST_DECODING: Final = 0.5
+
+
+class Share:
+    """The part of one partition: its batches that wait, and whether one is being mapped.
+
+    Attributes:
+        waiting: its batches, in order.
+        is_busy: a batch of it is in a round, or its rows wait for the next stage.
+        is_dropped: the partition is lost.
+        alone: how many batches went to its own stage.
+    """
+
+    def __init__(self, stage: MapStage) -> None:
+        self.stage = stage
+        self.waiting: deque[Batch] = deque()
+        self.is_busy = False
+        self.is_dropped = False
+        self.alone = 0
+        self.scope: anyio.CancelScope | None = None
+        self._freed = Changes()
+
+    @property
+    def may_take(self) -> bool:
+        """Whether the next batch may be mapped with those of others."""
+        return not self.is_dropped and self.stage.may_share(self.alone)
+
+    def free(self) -> None:
+        """Note that its batch is mapped and sent on."""
+        self.is_busy = False
+        self._freed.notify()
+
+    def drop(self) -> None:
+        """Forget its batches: the partition is lost, or nothing more is mapped."""
+        self.is_dropped = True
+        self.waiting.clear()
+        if self.scope is not None:
+            self.scope.cancel()
+
+    async def wait_free(self) -> None:
+        """Return when none of its batches is being mapped; those that wait are dropped."""
+        self.waiting.clear()
+        while self.is_busy:
+            await self._freed.wait()
+
+
+class SharedMap:
+    """Maps batches that are little, of all partitions.
+
+    Args:
+        inboxes: of the stages, for batches that are mapped alone.
+        parts: `parts.gate` is that of the maps.
+
+    Attributes:
+        shares: of the partitions that take part.
+    """
+
+    def __init__(self, executor: Executor, inboxes: MapInboxes, parts: SharedParts) -> None:
+        self._executor = executor
+        self._inboxes = inboxes
+        self._parts = parts
+        self.shares: dict[TopicPartition, Share] = {}
+        self._ready: dict[Share, None] = {}  # with batches that wait, the oldest first
+        self._running: set[_Round] = set()
+        self._changed = Changes()
+        self._at_gate = anyio.CancelScope()
+        self._closing = False
+
+    def add(self, partition: TopicPartition, stage: MapStage) -> None:
+        """Let a stage take part, if its map may."""
+        if self._executor.can_share(stage.spec) and self._parts.tracing is OFF:
+            self.shares[partition] = stage.share = Share(stage)
+
+    def remove(self, partition: TopicPartition) -> None:
+        """Forget a partition, and its batches that wait."""
+        share = self.shares.pop(partition, None)
+        if share is not None:
+            self._ready.pop(share, None)
+            share.drop()
+
+    def offer(self, batch: Batch) -> bool:
+        """Take a batch, or return False: its own stage maps it."""
+        share = self.shares.get(batch.topic_partition)
+        if share is None or self._closing:
+            return False
+        if not (share.is_busy or share.waiting) and not (is_little(batch) and share.may_take):
+            share.alone += 1
+            return False
+        share.waiting.append(batch)
+        self._wake(share)
+        return True
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing more is mapped."""
+        return self._closing
+
+    def waiting(self, partition: TopicPartition) -> int:
+        """Return how many batches of a partition wait."""
+        share = self.shares.get(partition)
+        return 0 if share is None else len(share.waiting)
+
+    def drain(self) -> None:
+        """Map nothing more; maps end before their next record."""
+        self._closing = True
+        self._at_gate.cancel()
+        for each in self._running:
+            each.stop.request()
+        self._changed.notify()
+
+    async def run(self) -> None:
+        """Map until `drain` was called and nothing is under way.
+
+        Raises:
+            KmrError: as `MapStage.run`.
+        """
+        async with anyio.create_task_group() as tasks:
+            while True:
+                while not self._closing and not self._ready:
+                    await self._changed.wait()
+                if self._closing:
+                    break
+                if not self._parts.gate.is_open:
+                    with anyio.CancelScope() as self._at_gate:
+                        async with self._parts.gate:
+                            pass
+                    continue
+                items = self._next()
+                if items:
+                    each = _Round(self, items, tasks)
+                    self._running.add(each)
+                    tasks.start_soon(each.run)
+                    await each.released.wait()
+
+    def _wake(self, share: Share) -> None:
+        if not share.is_busy:
+            self._ready[share] = None
+            self._changed.notify()
+
+    def _next(self) -> list[tuple[Share, Batch]]:
+        """Take the batches of the next round, all of one topic; others are mapped alone, or later."""
+        items: list[tuple[Share, Batch]] = []
+        budget, offsets, bytes_ = self._parts.budget, 0, 0.0
+        topic: str | None = None
+        for share in list(self._ready):
+            if share.waiting and topic not in (None, share.waiting[0].topic):
+                continue
+            if offsets >= _MOST:
+                break
+            del self._ready[share]
+            while share.waiting:
+                batch = share.waiting[0]
+                more = budget.expected(batch)
+                if not (share.may_take and is_little(batch)) or not budget.has_room(bytes_ + more):
+                    if not share.is_busy:
+                        self.leave(share)
+                    break
+                if bytes_ + more > budget.limit / _PART_OF_BUDGET and items:
+                    break
+                topic = batch.topic
+                items.append((share, share.waiting.popleft()))
+                share.is_busy = True
+                offsets, bytes_ = offsets + batch.last + 1 - batch.first, bytes_ + more
+                self._inboxes.taken(batch.topic_partition)
+        return items
+
+    def leave(self, share: Share, rest: Batch | None = None) -> None:
+        """Let its own stage map the batches that wait, after the rest of one that was begun."""
+        for batch in (*([rest] if rest is not None else []), *share.waiting):
+            share.alone += 1
+            self._inboxes.put_alone(batch)
+        share.waiting.clear()
+
+    def free(self, share: Share) -> None:
+        """Note that the batch of a partition is mapped and sent on."""
+        share.free()
+        if share.waiting:
+            self._wake(share)
+
+    def ended(self, each: _Round) -> None:
+        """Forget a round that has ended."""
+        self._running.discard(each)
+
+
+def is_little(batch: Batch) -> bool:
+    """Return whether a batch has so few records that it is mapped with those of other partitions."""
+    return batch.last - batch.first < LITTLE and batch.nbytes <= _LITTLE_BYTES
+
+
+class _Round:
+    """One map of batches of several partitions.
+
+    Attributes:
+        released: set when the next round may begin: all are mapped, or what is left goes on by itself.
+    """
+
+    def __init__(
+        self, shared: SharedMap, items: list[tuple[Share, Batch]], tasks: TaskGroup
+    ) -> None:
+        self._shared = shared
+        self._parts = shared._parts  # noqa: SLF001  one class in two
+        self._executor = shared._executor  # noqa: SLF001
+        self._items = items
+        self._tasks = tasks
+        self._scope = anyio.CancelScope()
+        self._begun: float | None = None
+        self._seen = -2
+        self._seen_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._only: int | None = None  # the number of the batch that it was left with
+        budget = self._parts.budget
+        self._expected = sum(budget.expected(batch) for _, batch in items)
+        self.stop = Stop()
+        self.released = anyio.Event()
+        first = items[0][0].stage
+        self._together: Together = self._executor.together(
+            first.function, first.spec, [batch for _, batch in items], self.stop
+        )
+
+    async def run(self) -> None:
+        parts = self._parts
+        parts.budget.reserve(self._expected, maps=1)
+        try:
+            with self._failing(), self._scope, no_escape():
+                await self._executor.map_together(self._together, self._begin)
+                self._cancel_timer()
+                if self._begun is not None:
+                    parts.metrics.map_seconds.observe(anyio.current_time() - self._begun)
+                first = 0 if self._only is None else self._only
+                last = len(self._items) if self._only is None else self._only + 1
+                self._note(first, last)
+                self._deliver(first, last)
+        finally:
+            parts.budget.reserve(-self._expected, maps=-1)
+            self._cancel_timer()
+            self.released.set()
+            self._shared.ended(self)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Report what ends the worker before anything is closed."""
+        try:
+            yield
+        except Exception as error:
+            self._parts.on_failure(error)
+            raise
+
+    def _begin(self) -> None:
+        self._begun = anyio.current_time()
+        more = f" and of {len(self._items) - 1} more partitions" if len(self._items) > 1 else ""
+        watchdog.note(f"map {self._items[0][1]!r}{more}")
+        if self._executor.kind != "inline":
+            self._timer = asyncio.get_running_loop().call_later(_TICK, self._look)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        """Detach the batch whose map takes long, if there is one."""
+        assert self._begun is not None  # noqa: S101
+        now, at = anyio.current_time(), self._together.at
+        loop = asyncio.get_running_loop()
+        is_slow = at == self._seen >= 0
+        too_long = now - self._begun > (_LONGEST_ROUND if at >= 0 else _LONGEST_DECODING)
+        if at < len(self._items) and (is_slow or too_long):
+            self._detach(is_slow=is_slow, since=self._seen_at if is_slow else now)
+            return
+        self._seen, self._seen_at = at, self._seen_at if is_slow else now
+        self._timer = loop.call_later(_TICK, self._look)
+
+    def _detach(self, *, is_slow: bool, since: float) -> None:
+        at = self._together.detach()
+        if at >= len(self._items):
+            return
+        shared = self._shared
+        for share, batch in reversed(self._items[at + 1 :]):
+            share.waiting.appendleft(batch)
+        for share in dict.fromkeys(share for share, _ in self._items[at + 1 :]):
+            if at >= 0 and share is self._items[at][0]:
+                continue
+            if not share.is_dropped:
+                share.is_busy = False
+                if at < 0:  # the values of one of them take long to decode: each by itself
+                    shared.leave(share)
+                shared.free(share)
+        if at < 0:
+            self._scope.cancel()
+        else:
+            self._only = at
+            share, batch = self._items[at]
+            share.scope = self._scope
+            budget = self._parts.budget
+            budget.reserve(budget.expected(batch) - self._expected)
+            self._expected = budget.expected(batch)
+            share.stage.detached(since, is_slow=is_slow)
+            watchdog.note(f"map {batch!r}")
+            self._timer = asyncio.get_running_loop().call_later(LONGEST, self._expire)
+            if at:
+                self._tasks.start_soon(self._finish, at)
+        self.released.set()
+
+    def _expire(self) -> None:
+        self.stop.expire()
+        self._timer = asyncio.get_running_loop().call_later(LONGEST, self._expire)
+
+    async def _finish(self, end: int) -> None:
+        """Deliver what was mapped before the batch that took long."""
+        with self._failing():
+            await run_in_thread(self._together.finish, end, abandon_on_cancel=True)
+            self._note(0, end)
+            self._deliver(0, end)
+
+    def _note(self, begin: int, end: int) -> None:
+        """Count the rows of some batches."""
+        done = [
+            (share.stage, batch, outcome)
+            for (share, batch), outcome in self._outcomes(begin, end)
+            if not isinstance(outcome, Exception) and not share.is_dropped
+        ]
+        if not done:
+            return
+        for stage, batch, outcome in done:
+            stage.note_mapped(batch, outcome)
+        budget, metrics = self._parts.budget, self._parts.metrics
+        made = sum(outcome.made for _, _, outcome in done)
+        peak = max(outcome.made / max(1, batch.nbytes) for _, batch, outcome in done)
+        nbytes = sum(batch.nbytes for _, batch, _ in done)
+        topic = done[0][1].topic
+        budget.learn(topic, nbytes, made)
+        budget.learn_peak(topic, peak)
+        records = sum(outcome.records for _, _, outcome in done)
+        filtered = sum(outcome.result.filtered(outcome.records) for _, _, outcome in done)
+        metrics.count_mapped(records, filtered)
+        done[0][0].count_mapped(records)
+
+    def _outcomes(
+        self, begin: int, end: int
+    ) -> Sequence[tuple[tuple[Share, Batch], Mapped | Exception]]:
+        pairs = zip(self._items[begin:end], self._together.outcomes[begin:end], strict=True)
+        return [(item, outcome) for item, outcome in pairs if outcome is not None]
+
+    def _deliver(self, begin: int, end: int) -> None:
+        """Send the rows on. Raises the error of a map that ends the worker, after the others are sent."""
+        errors: list[Exception] = []
+        left: dict[Share, int] = {}
+        for share, _ in self._items[begin:end]:
+            left[share] = left.get(share, 0) + 1
+        blocked: dict[Share, list[tuple[Batch, Mapped]]] = {}
+        for (share, batch), outcome in self._outcomes(begin, end):
+            if share.is_dropped:
+                continue
+            if isinstance(outcome, Exception):
+                errors.append(outcome)
+            elif share in blocked or not share.stage.send_now(batch, outcome):
+                blocked.setdefault(share, []).append((batch, outcome))
+        for share in left:
+            if share in blocked:
+                self._tasks.start_soon(self._send, share, blocked[share])
+            elif not share.is_dropped:
+                self._end(share)
+        if errors:
+            raise errors[0]
+
+    async def _send(self, share: Share, items: list[tuple[Batch, Mapped]]) -> None:
+        """Send rows to a stage that is full, or failed records; it ends with the partition."""
+        with self._failing(), anyio.CancelScope() as share.scope, no_escape():
+            for batch, mapped in items:
+                await share.stage.send_shared(batch, mapped)
+        if not share.is_dropped:
+            self._end(share)
+
+    def _end(self, share: Share) -> None:
+        share.scope = None
+        rest = share.stage.take_rest()
+        if rest is not None and not self._shared.is_draining:
+            self._shared.leave(share, rest)
+        self._shared.free(share)

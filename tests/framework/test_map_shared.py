@@ -1,0 +1,200 @@
+"""Maps of several partitions together: order, slow and failing partitions, lost ones, the drain."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kmr.errors import RecordFailed
+from kmr.record import Record, TopicPartition
+from kmr.strategy import Strategy
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter
+
+from .workers import locate, put, running, until_mapped, until_settled, written
+
+if TYPE_CHECKING:
+    from kmr.worker import Worker
+
+PARTITIONS = [TopicPartition("t", number) for number in range(6)]
+
+
+class Slow:
+    """Maps as `locate`; the value `slow` waits until `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.calls = 0
+
+    def __call__(self, record: Record) -> dict[str, int] | None:
+        self.calls += 1
+        if record.value == b"slow":
+            self.begun.set()
+            assert self.go_on.wait(10)
+        return locate(record)
+
+
+def strategy_of(function: Any, journal: Journal, **options: Any) -> Strategy:
+    return Strategy(function, [MemoryWriter(journal, max_age=0.01)], **options)
+
+
+def alone(worker: Worker) -> dict[int, int]:
+    """Return how many batches of each partition were mapped by its own stage."""
+    shares = worker.pipeline.shared_map.shares
+    return {name.partition: share.alone for name, share in shares.items()}
+
+
+async def until_nothing_is_in_flight(worker: Worker) -> None:
+    budget = worker.pipeline.intake.budget
+    while budget.used or not budget.has_room(budget.limit):  # noqa: ASYNC110  samples the worker
+        await anyio.sleep(0.001)
+
+
+async def test_little_batches_of_all_partitions_are_mapped_together() -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    async with running(strategy_of(locate, journal), consumer, executor="thread") as worker:
+        await consumer.rebalance(PARTITIONS)
+        for partition in PARTITIONS:
+            put(consumer, partition.partition, 0, b"a", b"skip", b"b")
+        for partition in PARTITIONS:
+            await until_settled(worker, partition, 3)
+        assert set(alone(worker).values()) == {0}
+        await until_nothing_is_in_flight(worker)
+    assert [written(journal, number) for number in range(6)] == [[0, 2]] * 6
+
+
+async def test_a_map_that_hangs_leaves_and_the_others_go_on() -> None:
+    slow, journal, consumer = Slow(), Journal(), MemoryConsumer()
+    async with running(strategy_of(slow, journal), consumer, executor="thread") as worker:
+        await consumer.rebalance(PARTITIONS)
+        for partition in PARTITIONS:
+            hangs = partition.partition == 2
+            put(consumer, partition.partition, 0, b"a", b"slow" if hangs else b"a")
+        assert await anyio.to_thread.run_sync(slow.begun.wait, 10)
+        for partition in PARTITIONS:
+            if partition.partition != 2:
+                put(consumer, partition.partition, 2, b"b")
+                await until_settled(worker, partition, 3)
+        put(consumer, 2, 2, b"b")
+        assert written(journal, 2) == []
+        (stage,) = [each for each in worker.status().stages if each.name == "map t-2"]
+        assert stage.activity == "mapping"
+        assert stage.working > 0
+        slow.go_on.set()
+        await until_settled(worker, PARTITIONS[2], 3)
+        assert alone(worker) == {number: int(number == 2) for number in range(6)}
+        put(consumer, 2, 3, b"c")
+        await until_settled(worker, PARTITIONS[2], 4)
+        assert alone(worker)[2] == 1  # quick again
+        await until_nothing_is_in_flight(worker)
+    assert slow.calls == 6 * 2 + 6 + 1  # no record twice
+    assert written(journal, 2) == [0, 1, 2, 3]
+
+
+async def test_a_partition_that_is_lost_while_its_map_hangs_drops_its_rows_alone() -> None:
+    slow, journal, consumer = Slow(), Journal(), MemoryConsumer()
+    async with running(strategy_of(slow, journal), consumer, executor="thread") as worker:
+        await consumer.rebalance(PARTITIONS)
+        for partition in PARTITIONS:
+            hangs = partition.partition == 0
+            put(consumer, partition.partition, 0, b"slow" if hangs else b"a")
+        assert await anyio.to_thread.run_sync(slow.begun.wait, 10)
+        await consumer.rebalance(PARTITIONS[1:])
+        for partition in PARTITIONS[1:]:
+            put(consumer, partition.partition, 1, b"b")
+            await until_settled(worker, partition, 2)
+        slow.go_on.set()
+        await until_nothing_is_in_flight(worker)
+    assert [written(journal, number) for number in range(6)] == [[], *([[0, 1]] * 5)]
+
+
+async def test_a_record_that_fails_goes_to_the_error_sink_and_touches_no_other_partition() -> None:
+    journal, failed, consumer = Journal(), Journal(), MemoryConsumer()
+    strategy = strategy_of(locate, journal, reduce_err=MemoryWriter(failed, max_age=0.01))
+    async with running(strategy, consumer, executor="thread") as worker:
+        await consumer.rebalance(PARTITIONS)
+        for partition in PARTITIONS:
+            put(consumer, partition.partition, 0, b"a", b"poison", b"b")
+        for partition in PARTITIONS:
+            await until_settled(worker, partition, 3)
+        await until_nothing_is_in_flight(worker)
+    assert [written(journal, number) for number in range(6)] == [[0, 2]] * 6
+    places = sorted((row["partition"], row["offset"]) for row in failed.rows())
+    assert places == [(number, 1) for number in range(6)]
+
+
+async def test_without_an_error_sink_a_record_that_fails_ends_the_worker_with_its_name() -> None:
+    consumer = MemoryConsumer()
+    with pytest.raises(ExceptionGroup) as raised:
+        async with running(strategy_of(locate, Journal()), consumer, executor="thread") as worker:
+            await consumer.rebalance(PARTITIONS)
+            put(consumer, 3, 0, b"poison")
+            await until_settled(worker, PARTITIONS[3], 1)
+    (error,) = raised.value.exceptions
+    assert isinstance(error, RecordFailed)
+    assert "t-3[0..0] in map" in str(error)
+
+
+async def test_a_drain_ends_the_maps_before_their_next_record_and_commits_what_is_mapped() -> None:
+    slow, journal, consumer = Slow(), Journal(), MemoryConsumer()
+    async with running(strategy_of(slow, journal), consumer, executor="thread") as worker:
+        await consumer.rebalance(PARTITIONS)
+        put(consumer, 0, 0, b"a", b"slow", b"a")
+        assert await anyio.to_thread.run_sync(slow.begun.wait, 10)
+        put(consumer, 1, 0, b"a")
+        await until_mapped_of(worker, 1)
+        worker.shutdown("now")
+        await anyio.sleep(0.05)
+        slow.go_on.set()
+    assert written(journal, 0) == [0, 1]
+    assert consumer.commits[-1].get(PARTITIONS[0]) == 2
+
+
+async def until_mapped_of(worker: Worker, partition: int) -> None:
+    while True:
+        stages = {stage.name: stage for stage in worker.status().stages}
+        if worker.status().consumed >= 4 and stages[f"map t-{partition}"].activity == "idle":
+            return
+        await anyio.sleep(0.001)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=30),
+    hasty=st.booleans(),
+)
+def test_rows_keep_the_order_of_their_partition_however_they_are_mapped(
+    sizes: list[tuple[int, int]], hasty: bool
+) -> None:
+    """Batches of more than three records are mapped alone, and one call in some takes long."""
+    journal = Journal()
+
+    async def run() -> None:
+        consumer = MemoryConsumer()
+        slow = threading.Event()
+
+        def function(record: Record) -> dict[str, int] | None:
+            if not hasty and record.offset % 17 == 16:
+                slow.wait(0.05)
+            return locate(record)
+
+        ends = [0, 0, 0]
+        async with running(strategy_of(function, journal), consumer, executor="thread") as worker:
+            await consumer.rebalance(PARTITIONS[:3])
+            for partition, size in sizes:
+                put(consumer, partition, ends[partition], *[b"a"] * size)
+                ends[partition] += size
+                if hasty:
+                    await anyio.lowlevel.checkpoint()
+            for partition, end in enumerate(ends):
+                if end:
+                    await until_settled(worker, PARTITIONS[partition], end)
+        assert [written(journal, number) for number in range(3)] == [[*range(end)] for end in ends]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kmr.map_shared.LITTLE", 3)
+        anyio.run(run)
