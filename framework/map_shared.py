@@ -202,7 +202,9 @@ class SharedMap:
                         self.leave(share)
                     break
                 if bytes_ + more > budget.limit / _PART_OF_BUDGET and items:
-                    break
+                    if not share.is_busy:
+                        self._ready[share] = None
+                    return items
                 topic = batch.topic
                 items.append((share, share.waiting.popleft()))
                 share.is_busy = True

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 MAX_BLOCK_ROWS = 1_000_000
 """ClickHouse divides larger inserts into several blocks, which it does not write atomically."""
 
+_SMALL_ROWS = 1_000
+_MANY_RANGES = 8  # fewer are written as they are
+_MOST_JOINED = 64  # so that a table that is partitioned as the topic takes them: 100 by default
+
 _SEPARATOR = "~"  # not allowed in topic names, and not special in a URI or to Spark
 _LONGEST_NAME = 200  # a file name has at most 255 bytes; ours get a prefix and a suffix
 _SPAN = re.compile(r"([^~]+)~([^~]+)~(\d+)~(\d+)-(\d+)(?:~(\d+))?")
@@ -115,6 +119,7 @@ class RangeRows:
         repeated: the range may have been written before.
         block_rows: the most rows that are written at once.
         write: as the engine passed it to `flush`.
+        joined: the tokens of the ranges that were joined to this one.
     """
 
     token: str
@@ -123,6 +128,7 @@ class RangeRows:
     repeated: bool = False
     block_rows: int = MAX_BLOCK_ROWS
     write: Write = NEW
+    joined: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -238,6 +244,31 @@ def plan_ranges(
             token = _token(group, parts, ranges, generations)
             planned.append(RangeRows(token, tuple(parts), span, repeated, write=write))
     return [rows for rows in planned if len(rows)]
+
+
+def join_ranges(planned: Sequence[RangeRows]) -> list[RangeRows]:
+    """Join ranges with few rows of many partitions, so that they are written at once.
+
+    The same ranges have the same token in every order. Only where nothing is announced: another process
+    divides the partitions in another way, and does not recognise the token.
+    """
+    small = [rows for rows in planned if len(rows) < _SMALL_ROWS and rows.span is not None]
+    small.sort(key=lambda rows: rows.token)
+    if len(small) <= _MANY_RANGES:
+        return list(planned)
+    joined = [rows for rows in planned if len(rows) >= _SMALL_ROWS or rows.span is None]
+    for start in range(0, len(small), _MOST_JOINED):
+        some = small[start : start + _MOST_JOINED]
+        if len(some) == 1:
+            joined += some
+            continue
+        digest = sha256(" ".join(rows.token for rows in some).encode()).hexdigest()
+        parts = tuple(part for rows in some for part in rows.parts)
+        group = some[0].span.group if some[0].span is not None else ""
+        token = f"{group[:64]}:{digest}"
+        tokens = tuple(rows.token for rows in some)
+        joined.append(replace(some[0], token=token, parts=parts, span=None, joined=tokens))
+    return joined
 
 
 def _announced(

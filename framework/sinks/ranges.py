@@ -22,7 +22,7 @@ from ..reducers.sink import NEW, Capabilities, RowsRefused, Sink
 from ..service.threads import run_in_thread
 from .answers import SetUp
 from .leaving_out import LeavingOut
-from .planning import RangeRows, plan_ranges
+from .planning import RangeRows, join_ranges, plan_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -64,12 +64,14 @@ class RangeWriter(Collecting, Sink):
 
     Attributes:
         range_name: the word for the name of a range in the sink, for `kmr validate`.
+        joins_ranges: with at least once, ranges with few rows of several partitions are written as one.
 
     Raises:
         StrategyError: an argument is not allowed.
     """
 
     range_name: ClassVar[str] = "token"
+    joins_ranges: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -157,7 +159,8 @@ class RangeWriter(Collecting, Sink):
         async def deliver(rows: RangeRows) -> None:
             async with limiter:
                 try:
-                    self._written[rows.token] = await self._deliver(rows)
+                    refusals = await self._deliver(rows)
+                    self._written |= {rows.token: refusals} | dict.fromkeys(rows.joined, ())
                 except Retry as retry:  # the other ranges continue
                     retries.append(retry)
                 except BaseException as error:  # noqa: BLE001
@@ -171,6 +174,8 @@ class RangeWriter(Collecting, Sink):
             repeated=tried,
             otherwise=self._otherwise,
         )
+        if self.joins_ranges and write.announcement is None:
+            planned = join_ranges([rows for rows in planned if rows.token not in self._written])
         async with anyio.create_task_group() as tasks:
             for rows in planned:
                 if rows.token not in self._written:
@@ -178,7 +183,14 @@ class RangeWriter(Collecting, Sink):
         for failures in (errors, retries):
             if failures:
                 raise failures[0]
-        refusals = [refused for rows in planned for refused in self._written[rows.token]]
+        ours = {r.topic_partition for rows in self.rows for r in rows.ranges}
+        refusals = [
+            refused
+            for some in self._written.values()
+            for refused in some
+            if not ours.isdisjoint(r.topic_partition for r in refused.rows.ranges)
+            or not refused.rows.ranges
+        ]
         self._forget()
         if refusals:
             raise RowsRefused(refusals)

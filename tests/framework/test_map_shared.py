@@ -15,12 +15,20 @@ from kmr.record import Record, TopicPartition
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter
 
-from .workers import locate, put, running, until_mapped, until_settled, written
+from .workers import locate, put, running, until_settled, written
 
 if TYPE_CHECKING:
     from kmr.worker import Worker
 
 PARTITIONS = [TopicPartition("t", number) for number in range(6)]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine any map may take some tens of milliseconds: only one that hangs is slow here."""
+    monkeypatch.setattr("kmr.map_shared._TICK", 0.2)
+    monkeypatch.setattr("kmr.map_shared._LONGEST_ROUND", 10.0)
+    monkeypatch.setattr("kmr.map._QUICK", 10.0)
 
 
 class Slow:
@@ -54,7 +62,7 @@ async def until_nothing_is_in_flight(worker: Worker) -> None:
         await anyio.sleep(0.001)
 
 
-async def test_little_batches_of_all_partitions_are_mapped_together() -> None:
+async def test_little_batches_of_all_partitions_are_mapped_together(patient: None) -> None:
     journal, consumer = Journal(), MemoryConsumer()
     async with running(strategy_of(locate, journal), consumer, executor="thread") as worker:
         await consumer.rebalance(PARTITIONS)
@@ -67,7 +75,7 @@ async def test_little_batches_of_all_partitions_are_mapped_together() -> None:
     assert [written(journal, number) for number in range(6)] == [[0, 2]] * 6
 
 
-async def test_a_map_that_hangs_leaves_and_the_others_go_on() -> None:
+async def test_a_map_that_hangs_leaves_and_the_others_go_on(patient: None) -> None:
     slow, journal, consumer = Slow(), Journal(), MemoryConsumer()
     async with running(strategy_of(slow, journal), consumer, executor="thread") as worker:
         await consumer.rebalance(PARTITIONS)
@@ -129,11 +137,15 @@ async def test_a_record_that_fails_goes_to_the_error_sink_and_touches_no_other_p
 
 async def test_without_an_error_sink_a_record_that_fails_ends_the_worker_with_its_name() -> None:
     consumer = MemoryConsumer()
-    with pytest.raises(ExceptionGroup) as raised:
+
+    async def run() -> None:
         async with running(strategy_of(locate, Journal()), consumer, executor="thread") as worker:
             await consumer.rebalance(PARTITIONS)
             put(consumer, 3, 0, b"poison")
             await until_settled(worker, PARTITIONS[3], 1)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await run()
     (error,) = raised.value.exceptions
     assert isinstance(error, RecordFailed)
     assert "t-3[0..0] in map" in str(error)

@@ -423,16 +423,19 @@ async def _count(inserter: Inserter, insert: RangeRows) -> int:
     elif table.is_replicated:
         synchronize = (f"SYSTEM SYNC REPLICA {table.identifier} LIGHTWEIGHT",)
     found = 0
-    for start in range(0, len(ranges), _RANGES_AT_A_TIME):
-        some = ranges[start : start + _RANGES_AT_A_TIME]
-        parameters = {
-            "partition": some[0].partition,
-            "topic": some[0].topic,
-            "first": some[0].first,
-            "last": some[-1].last,
-            "ranges": [(r.first, r.last) for r in some],
-        }
-        found += await _ask(inserter, sql, parameters, *synchronize)
+    owners = dict.fromkeys(r.topic_partition for r in ranges)
+    for owner in owners:
+        own = [r for r in ranges if r.topic_partition == owner] if len(owners) > 1 else ranges
+        for start in range(0, len(own), _RANGES_AT_A_TIME):
+            some = own[start : start + _RANGES_AT_A_TIME]
+            parameters = {
+                "partition": owner.partition,
+                "topic": owner.topic,
+                "first": some[0].first,
+                "last": some[-1].last,
+                "ranges": [(r.first, r.last) for r in some],
+            }
+            found += await _ask(inserter, sql, parameters, *synchronize)
     return found
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator  # noqa: TC003  the annotation of a map is read
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from kmr import Json, Strategy
 from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, map_batch, map_record
-from kmr.mapping.results import MapResult
 from kmr.mapping.stop import Stop
 from kmr.mapping.together import Mapped, Together, can_share
 from kmr.record import Batch, Record
 from kmr.testing import Journal, MemoryWriter, batch_of
+
+if TYPE_CHECKING:
+    from kmr.mapping.results import MapResult
 
 
 class Hit(msgspec.Struct):
@@ -67,7 +69,9 @@ def generated(record: Record) -> Iterator[dict[str, Any]]:
         yield {"number": number, "big": 2**70 if record.value == b"b" else 1}
 
 
-@map_record(schema=pa.schema([pa.field("o", pa.int8(), nullable=False), ("t", pa.string())]))
+@map_record(
+    schema=pa.schema([pa.field("o", pa.int8(), nullable=False), pa.field("t", pa.string())])
+)
 def declared(record: Record) -> dict[str, Any]:
     return {"o": None if record.value == b"" else record.offset * 50, "t": "x"}
 
