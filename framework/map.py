@@ -285,12 +285,12 @@ class MapStage:
         failed: dict[str, Rows] = {}
         for stage, failures in ((MAP_STAGE, mapped.failures), (DISTINCT_STAGE, letters)):
             if failures:
-                records = failed[stage] = failed_records(batch, failures, stage, whole.generation)
-                self._ledgers.charge(records.ranges, records.nbytes)
-                ranges = subtract_ranges(ranges, records.ranges)
-        if (rows := self._rows(batch, mapped, ranges)) is not None:
+                rows = failed[stage] = failed_records(batch, failures, stage, whole.generation)
+                self._ledgers.charge(rows.ranges, rows.nbytes)
+                ranges = subtract_ranges(ranges, rows.ranges)
+        if (made := self._rows(batch, mapped, ranges)) is not None:
             with self._waits.on("reduce-1, whose queue is full"):
-                await self._out.send(rows)
+                await self._out.send(made)
         for stage, records in failed.items():
             with self._waits.on("reduce-err, or for err_limit"):
                 await self._errors.send(records, stage, is_limited=stage == MAP_STAGE)

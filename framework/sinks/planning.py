@@ -17,7 +17,7 @@ from ..reducers.collect import one_table
 from ..reducers.sink import NEW, Refusal, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -246,29 +246,40 @@ def plan_ranges(
     return [rows for rows in planned if len(rows)]
 
 
-def join_ranges(planned: Sequence[RangeRows]) -> list[RangeRows]:
+def join_ranges(planned: Sequence[RangeRows], written: Container[str] = ()) -> list[RangeRows]:
     """Join ranges with few rows of many partitions, so that they are written at once.
 
     The same ranges have the same token in every order. Only where nothing is announced: another process
     divides the partitions in another way, and does not recognise the token.
+
+    Args:
+        written: tokens of ranges that are left out.
     """
-    small = [rows for rows in planned if len(rows) < _SMALL_ROWS and rows.span is not None]
-    small.sort(key=lambda rows: rows.token)
-    if len(small) <= _MANY_RANGES:
-        return list(planned)
-    joined = [rows for rows in planned if len(rows) >= _SMALL_ROWS or rows.span is None]
-    for start in range(0, len(small), _MOST_JOINED):
-        some = small[start : start + _MOST_JOINED]
-        if len(some) == 1:
-            joined += some
-            continue
-        digest = sha256(" ".join(rows.token for rows in some).encode()).hexdigest()
-        parts = tuple(part for rows in some for part in rows.parts)
-        group = some[0].span.group if some[0].span is not None else ""
-        token = f"{group[:64]}:{digest}"
-        tokens = tuple(rows.token for rows in some)
-        joined.append(replace(some[0], token=token, parts=parts, span=None, joined=tokens))
+    groups: dict[tuple[str, int], list[RangeRows]] = defaultdict(list)
+    for rows in planned:
+        if len(rows) < _SMALL_ROWS and rows.span is not None:
+            groups[rows.span.topic, rows.span.partition // _MOST_JOINED].append(rows)
+    few = sum(map(len, groups.values())) <= _MANY_RANGES
+    alone = [rows for rows in planned if few or len(rows) >= _SMALL_ROWS or rows.span is None]
+    joined = [rows for rows in alone if rows.token not in written]
+    for some in [] if few else groups.values():
+        left = sorted(
+            (rows for rows in some if rows.token not in written), key=lambda rows: rows.token
+        )
+        joined += left if len(left) < 2 else [_joined(left)]
     return joined
+
+
+def _joined(ranges: Sequence[RangeRows]) -> RangeRows:
+    first, tokens = ranges[0], tuple(rows.token for rows in ranges)
+    group = first.span.group if first.span is not None else ""
+    return replace(
+        first,
+        token=f"{group[:64]}:{sha256(' '.join(tokens).encode()).hexdigest()}",
+        parts=tuple(part for rows in ranges for part in rows.parts),
+        span=None,
+        joined=tokens,
+    )
 
 
 def _announced(

@@ -175,7 +175,7 @@ class RangeWriter(Collecting, Sink):
             otherwise=self._otherwise,
         )
         if self.joins_ranges and write.announcement is None:
-            planned = join_ranges([rows for rows in planned if rows.token not in self._written])
+            planned = join_ranges(planned, self._written)
         async with anyio.create_task_group() as tasks:
             for rows in planned:
                 if rows.token not in self._written:

@@ -69,9 +69,10 @@ def generated(record: Record) -> Iterator[dict[str, Any]]:
         yield {"number": number, "big": 2**70 if record.value == b"b" else 1}
 
 
-@map_record(
-    schema=pa.schema([pa.field("o", pa.int8(), nullable=False), pa.field("t", pa.string())])
-)
+SCHEMA: Any = [pa.field("o", pa.int8(), nullable=False), pa.field("t", pa.string())]
+
+
+@map_record(schema=pa.schema(SCHEMA))
 def declared(record: Record) -> dict[str, Any]:
     return {"o": None if record.value == b"" else record.offset * 50, "t": "x"}
 

@@ -207,12 +207,18 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "guarantees.py", "async with self.gate:", "if True:"
     ),
     "failed records settle with the others": Mutation(
-        "map.py", "ranges = subtract_ranges(ranges, failed.ranges)", "pass"
+        "map.py", "ranges = subtract_ranges(ranges, rows.ranges)", "pass"
     ),
     "failed records are not sent to the error stage": Mutation(
         "map.py", "await self._errors.send(failed, MAP_STAGE)", "pass"
     ),
     "filtered records are not settled": Mutation("map.py", "self._ledgers.settle(ranges)", "pass"),
+    "rows that are mapped with those of others are not counted as mapped": Mutation(
+        "map_shared.py", "stage.note_mapped(batch, outcome)", "pass"
+    ),
+    "batches that wait for a full round are forgotten": Mutation(
+        "map_shared.py", "        if share.waiting:\n            self._wake(share)", "        pass"
+    ),
     "the map does not say where a replayed range ends": Mutation(
         "map.py",
         "await self._out.send(ReplayEnd())",

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmr.record import Range, Rows
-from kmr.sinks.planning import MAX_BLOCK_ROWS, RangeRows, Section, Span, plan_ranges
+from kmr.sinks.planning import (
+    MAX_BLOCK_ROWS,
+    RangeRows,
+    Section,
+    Span,
+    join_ranges,
+    plan_ranges,
+)
 
 
 def rows(topic: str, partition: int, first: int, last: int, *, origin: bool = True) -> Rows:
@@ -216,3 +223,27 @@ def test_a_name_too_long_for_a_file_is_shortened() -> None:
     part = plan_ranges([rows_of(Range("t" * 249, 0, 0, 4))], "g" * 300, {})[0]
     assert len(part.file_name) < 200
     assert part.span is not None
+
+
+def test_few_rows_of_many_partitions_are_joined_and_large_ranges_are_not() -> None:
+    many = [rows("t", partition, 0, 3) for partition in range(100)]
+    planned = plan_ranges([*many, rows("t", 100, 0, 999)], "g", {})
+    large, *joined = join_ranges(planned)
+    assert large.token == "g:t:100:0-999"
+    assert [len(each) for each in joined] == [64 * 4, 36 * 4]
+    assert sum(len(each.joined) for each in joined) == 100
+    again = join_ranges(list(reversed(planned)))
+    assert {each.token for each in again} == {each.token for each in (large, *joined)}
+
+
+def test_ranges_of_few_partitions_are_not_joined() -> None:
+    planned = plan_ranges([rows("t", partition, 0, 3) for partition in range(8)], "g", {})
+    assert join_ranges(planned) == planned
+
+
+def test_ranges_that_are_written_are_left_out_and_change_no_other_group() -> None:
+    planned = plan_ranges([rows("t", partition, 0, 3) for partition in range(128)], "g", {})
+    first, second = join_ranges(planned)
+    assert join_ranges(planned, first.joined) == [second]
+    (rest,) = join_ranges(planned, (*first.joined, *second.joined[1:]))
+    assert rest.token == second.joined[0]

@@ -95,6 +95,25 @@ async def test_rows_that_the_server_lost_in_a_crash_are_written_again_although_i
     assert proxy.tokens == ["g:topic:0:0-9", "g:topic:0:0-9", "g:topic:0:0-9/again-1"]
 
 
+@pytest.mark.parametrize("fault", ["lose", "forget"])
+async def test_rows_of_many_partitions_are_one_insert_that_is_repeated_without_loss_or_doubles(
+    client: Client,
+    create_table: CreateTable,
+    open_writer: OpenWriter,
+    proxy: Proxy,
+    fault: str,
+) -> None:
+    table = create_table(COUNTED)
+    writer = await open_writer(table, url=proxy.url, delivery="at-least-once")
+    proxy.faults = [fault]
+    added = [counted(10, 3, partition=partition) for partition in range(20)]
+    assert isinstance(await flush(writer, *added), Retry)
+    assert await outcome(writer) == Flushed()
+    assert len(set(proxy.tokens) - {f"{proxy.tokens[0]}/again-1"}) == 1
+    assert client.command(f"SELECT count() FROM {table}") == 60
+    assert client.command(f"SELECT uniqExact(partition, offset) FROM {table}") == 60
+
+
 async def test_rows_of_other_offsets_are_not_taken_for_those_of_a_repeated_insert(
     client: Client, create_table: CreateTable, open_writer: OpenWriter
 ) -> None:
