@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .strategy import Strategy as Strategy
     from .strategy import TopicMap as TopicMap
     from .values.avro.avro_format import Avro as Avro
+    from .values.debezium.change import Change as Change
+    from .values.debezium.debezium import Debezium as Debezium
     from .values.json.json_format import Json as Json
     from .values.messagepack import MessagePack as MessagePack
     from .values.plain import Bytes as Bytes

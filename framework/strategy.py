@@ -15,7 +15,7 @@ from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
 from .mapping.annotations import check_call, check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
-from .mapping.inputs import Inputs, Tombstones
+from .mapping.inputs import Changes, Inputs, Tombstones
 from .record import COORDINATES, filled, of_records
 from .reducers.aggregate import Aggregate
 from .reducers.reducer import ERROR_STAGE
@@ -147,6 +147,7 @@ class TopicMap(metaclass=Checked):
     value: ValueFormat | None = None
     key: ValueFormat | None = None
     tombstones: Tombstones = "drop"
+    changes: Changes | None = None
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,9 @@ class Strategy(metaclass=Checked):
         tombstones: what happens to a record whose value is null, with `value=`: `drop` it, as if the map had
             filtered it; map it with `null` in the columns of the value (a per-record map gets None); or
             `fail`: it goes to `reduce_err`.
+        changes: `keyed`, for a compacted topic that follows a table: a value is an upsert of a row, a null
+            value the delete of the row with the record's key. The rows get a column `op`; a deleted row has
+            the columns of the key. It needs `value=` and `key=`. (`Debezium` values are changes themselves.)
         resources: what the map needs and each process opens once, such as a pool of connections: a function
             that returns an async context manager. The map has a parameter named `resources`, which gets
             the value of `async with`. A worker closes them at its end. A process of Spark keeps them until
@@ -220,6 +224,7 @@ class Strategy(metaclass=Checked):
     resources: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     by_topic: Mapping[str, TopicMap] | None = None
     version: str | None = None
+    changes: Changes | None = None
     map_spec: MapSpec = field(init=False, repr=False)
     reducers: tuple[Reducer, ...] = field(init=False, repr=False, compare=False)
     distincts: Mapping[str, Distinct] = field(init=False, repr=False, compare=False)
@@ -311,11 +316,12 @@ class Strategy(metaclass=Checked):
             raise StrategyError(
                 "a strategy needs map=, value= or both: without a map, the columns of the value are the rows"
             )
+        self._check_changes()
         spec = VALUES if self.map is None else spec_of(self.map)
         if isinstance(self.reduce, Mapping | PerName):
             spec = replace(spec, branching=declared(self.reduce, self.map)[1])
         check_resources(self.map, given=self.resources is not None)
-        inputs = Inputs(self.value, self.key, self.tombstones)
+        inputs = Inputs(self.value, self.key, self.tombstones, changes=self.changes)
         if spec.per == "record":
             if self.key is not None:
                 raise StrategyError(
@@ -328,6 +334,22 @@ class Strategy(metaclass=Checked):
             _ = inputs.schema
         return replace(spec, inputs=inputs, schema=inputs.schema if spec.per == "value" else None)
 
+    def _check_changes(self) -> None:
+        """Check `changes`, and `tombstones` of values that are changes."""
+        if self.changes not in (None, *get_args(Changes)):
+            raise StrategyError(f"changes must be 'keyed' or None, not {self.changes!r}")
+        if self.changes is not None and (self.value is None or self.key is None):
+            raise StrategyError(
+                "changes='keyed' needs value= and key=: a null value deletes the row that its key names"
+            )
+        are_changes = self.changes is not None or (self.value is not None and self.value.is_changes)
+        if are_changes and (
+            self.tombstones == "null" or (self.changes is not None and self.tombstones != "drop")
+        ):
+            raise StrategyError(
+                f"tombstones={self.tombstones!r} has no meaning for changes: leave it out"
+            )
+
     def _divide(self, by_topic: Mapping[str, TopicMap]) -> dict[str, Self]:
         """Return the strategies of the topics. Raises StrategyError if their rows differ."""
         if self.map is not None or self.value is not None or self.key is not None:
@@ -337,7 +359,10 @@ class Strategy(metaclass=Checked):
         found: dict[str, Self] = {}
         declared: dict[str, pa.Schema] = {}
         for topic, part in by_topic.items():
-            same = {name: getattr(part, name) for name in ("map", "value", "key", "tombstones")}
+            same = {
+                name: getattr(part, name)
+                for name in ("map", "value", "key", "tombstones", "changes")
+            }
             try:
                 found[topic] = replace(self, by_topic=None, **same)
             except StrategyError as error:

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from ..columns.fitting import fit
+from ..columns.reasons import reasons as fit_reasons
 from ..errors import StrategyError
 from ..record import OFFSET_MARK, RECORD_OFFSET, SCHEMA, Record, to_records
+from ..values.value_format import REQUIRED
 from .results import Failure, MapResult
 
 if TYPE_CHECKING:
@@ -21,8 +25,10 @@ if TYPE_CHECKING:
     from ..values.value_format import ValueFormat
 
 Tombstones = Literal["drop", "null", "fail"]
+Changes = Literal["keyed"]
 Parameters = Literal["record", "value", "value and record"]
 
+_pc: Any = pc
 _BESIDE: Final = ("topic", "partition", "offset", "timestamp", "key", "headers")
 """The columns of records that stay beside those of values."""
 
@@ -36,6 +42,8 @@ _RENAME: Final = (
     'give the field another name (msgspec.field(name="...") keeps that of the encoded value)'
 )
 _TOMBSTONE: Final = "value: null (a tombstone)"
+_NO_KEY: Final = "key: null, and so is the value: nothing says what is deleted"
+_OP: Final[pa.Field[Any]] = pa.field("op", pa.string(), nullable=False)
 
 
 class Arguments(NamedTuple):
@@ -74,12 +82,19 @@ class Inputs:
         key: the format of keys; None: the map gets their bytes.
         tombstones: the treatment of null values, see `kmr.Strategy`.
         parameters: what a per-record function is called with.
+        changes: `keyed`: a value is an upsert, a null value the delete of its key, see `kmr.Strategy`.
     """
 
     value: ValueFormat | None = None
     key: ValueFormat | None = None
     tombstones: Tombstones = "drop"
     parameters: Parameters = "record"
+    changes: Changes | None = None
+
+    @property
+    def _are_changes(self) -> bool:
+        """Whether the rows are changes; then a column of the key is the one of the value of that name."""
+        return self.changes is not None or (self.value is not None and self.value.is_changes)
 
     @property
     def schema(self) -> pa.Schema:
@@ -91,9 +106,13 @@ class Inputs:
         fields: list[pa.Field[Any]] = []
         if self.value is not None:
             fields += self.value.schema
+        if self.changes is not None:
+            fields = [_known_in_upserts(field) for field in fields]
+            if not self._has_op:
+                fields.append(_OP)
         if self.tombstones == "null":
             fields = [field.with_nullable(nullable=True) for field in fields]
-        fields += self._key_fields()
+        fields += self._key_fields() if not self._are_changes else self._new_key_fields()
         names = [field.name for field in fields]
         if len(set(names)) < len(names):  # made for each batch: count only then
             both = min(name for name in names if names.count(name) > 1)
@@ -112,6 +131,15 @@ class Inputs:
             )
             for field in self.key.schema
         ]
+
+    @property
+    def _has_op(self) -> bool:
+        return self.value is not None and self.value.is_changes
+
+    def _new_key_fields(self) -> list[pa.Field[Any]]:
+        """Return the columns of keys that values do not have."""
+        names = () if self.value is None else self.value.schema.names
+        return [field for field in self._key_fields() if field.name not in names]
 
     def _beside(self, decoded: Sequence[str]) -> list[str]:
         """Return the columns of records that a per-batch map gets beside the decoded ones of these names."""
@@ -166,7 +194,10 @@ class Inputs:
             return Arguments(offsets, to_records(records), None, [])
         values: Any = records.column("value")
         objects, failures = self.value.decode_objects(values)
-        good, failed = self._settle_nulls(values, failures, numbered)
+        absent = values.is_null()
+        if self.value.is_changes:
+            absent = pa.array([each is None for each in objects])
+        good, failed = self._settle_nulls(values, failures, numbered, absent)
         beside = to_records(records) if self.parameters == "value and record" else None
         if good is None:
             return Arguments(offsets, objects, beside, [])
@@ -184,8 +215,9 @@ class Inputs:
         columns: list[Any] = []
         reasons: dict[int, str] = {}
         values: Any = records.column("value")
+        keys: Any = records.column("key")
         if self.key is not None:
-            decoded, failures = self.key.decode(records.column("key"))  # type: ignore[arg-type]
+            decoded, failures = self.key.decode(keys)
             columns += decoded.columns
             reasons |= {
                 row: f"key: {reason.removeprefix('value: ')}" for row, reason in failures.items()
@@ -194,26 +226,78 @@ class Inputs:
             decoded, failures = self.value.decode(values)
             columns[:0] = decoded.columns
             reasons |= failures
-        good, failed = self._settle_nulls(values, reasons, records)
+        absent = values.is_null()
+        if self._are_changes:
+            columns, absent = self._changed(columns, values, keys, reasons)
+        good, failed = self._settle_nulls(values, reasons, records, absent)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema), good, failed
 
+    def _changed(
+        self, columns: list[Any], values: Any, keys: Any, reasons: dict[int, str]
+    ) -> tuple[list[Any], Any]:
+        """Return the columns of changes, and which rows are no change.
+
+        Where a row is deleted, the columns of its key take the place of the value's.
+        """
+        assert self.value is not None  # noqa: S101  a strategy with changes has `value`
+        names = self.value.schema.names
+        found = columns[: len(names)]
+        op: Any = found[names.index("op")] if self._has_op else None
+        tombstones = values.is_null()
+        if self.changes is not None:
+            op = _pc.if_else(tombstones, "d", "u" if op is None else op)
+            for row in np.flatnonzero(_pc.and_(tombstones, keys.is_null())).tolist():
+                reasons.setdefault(row, _NO_KEY)
+        more = []
+        for field, column in zip(self._key_fields(), columns[len(names) :], strict=True):
+            if field.name not in names:
+                more.append(column)
+                continue
+            at = names.index(field.name)
+            own = found[at]
+            lacking = _pc.and_(_pc.equal(op, "d").fill_null(fill_value=False), own.is_null())
+            if _pc.any(lacking).as_py():
+                cast = fit(column, own.type)
+                for row, reason in fit_reasons(field.name, str(own.type), column, cast).items():
+                    reasons.setdefault(row, f"key: {reason}")
+                found[at] = _pc.if_else(lacking, cast.array, own)
+        if self._has_op:
+            found[names.index("op")] = op
+        else:
+            found.append(op)
+        return [*found, *more], op.is_null()
+
     def _settle_nulls(
-        self, values: Any, reasons: dict[int, str], records: pa.RecordBatch
+        self, values: Any, reasons: dict[int, str], records: pa.RecordBatch, absent: Any
     ) -> tuple[NDArray[np.bool_] | None, list[Failure]]:
-        """Apply `tombstones`; return which rows to keep (None: all), and the failures."""
-        nulls = values.null_count if self.value is not None and self.tombstones != "null" else 0
+        """Apply `tombstones`; return which rows to keep (None: all), and the failures.
+
+        Args:
+            absent: the rows that are not mapped, unless `tombstones` says something else of them.
+        """
+        nulls = 0
+        if self.value is not None and self.tombstones != "null":
+            absent = absent.to_numpy(zero_copy_only=False)
+            nulls = int(np.count_nonzero(absent))
         if not nulls and not reasons:
             return None, []
         good = np.ones(len(values), np.bool_)
         if nulls:
-            absent = values.is_null().to_numpy(zero_copy_only=False)
             good &= ~absent
             if self.tombstones == "fail":
-                reasons = dict.fromkeys(np.flatnonzero(absent).tolist(), _TOMBSTONE) | reasons
+                null = values.is_null().to_numpy(zero_copy_only=False)
+                reasons = dict.fromkeys(np.flatnonzero(null).tolist(), _TOMBSTONE) | reasons
         rows = sorted(reasons)
         good[rows] = False
         offsets = records.column("offset").to_numpy()[rows].tolist() if rows else []
         return good, [Failure(o, reasons[row]) for o, row in zip(offsets, rows, strict=True)]
+
+
+def _known_in_upserts(field: pa.Field[Any]) -> pa.Field[Any]:
+    """Return a column of changes: null in deleted rows, as its mark says if it never is in others."""
+    if field.nullable or field.name == "op":
+        return field
+    return field.with_nullable(nullable=True).with_metadata(REQUIRED)
 
 
 RAW: Final = Inputs()

@@ -69,7 +69,7 @@ class TypedFormat(ValueFormat):
             RowsDoNotFit: the type, or the encoding, cannot hold a value.
         """
         fitted = fit_rows(rows, self.schema, str(self))
-        make = _maker(self.rows.columns, fitted)
+        make = encoded_fields(self.rows.columns, fitted)
         values = [python_values(whole(column)) for column in fitted.columns]
         encoded = encode_each(zip(*values, strict=True), lambda row: self.encode_one(make(row)))
         refuse(self.decode(encoded).failures)
@@ -126,7 +126,9 @@ class TypedFormat(ValueFormat):
         return DecodedObjects(objects, failures)
 
 
-def _maker(columns: Sequence[Column], rows: pa.Table) -> Callable[[Sequence[Any]], dict[str, Any]]:
+def encoded_fields(
+    columns: Sequence[Column], rows: pa.Table
+) -> Callable[[Sequence[Any]], dict[str, Any]]:
     """Return a function that makes the values of a row a dict with the names that encoded fields have."""
     named = {column.name: column for column in columns}
     fields = [

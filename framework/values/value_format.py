@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pyarrow as pa
+
+
+REQUIRED: Final[dict[bytes | str, bytes | str]] = {b"kmr": b"null in deleted rows alone"}
+"""Metadata of a column of changes that is null in deleted rows alone."""
 
 
 class RowsDoNotFit(StrategyError):
@@ -84,6 +88,11 @@ class ValueFormat(metaclass=Checked):
     @property
     def has_schema_ids(self) -> bool:
         """Whether each value begins with the id of its schema (Confluent's wire format)."""
+        return False
+
+    @property
+    def is_changes(self) -> bool:
+        """Whether the rows are changes, with a column `op`: where it is null the value is no change."""
         return False
 
     def warm_up(self) -> None:

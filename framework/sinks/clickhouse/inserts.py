@@ -49,6 +49,7 @@ _SETTINGS: Mapping[str, int | str] = {
     "async_insert": 0,  # the server answers when the rows are in the table, not before
     "input_format_null_as_default": 1,  # only where a column has a DEFAULT: else null is refused
 }
+_NO_MEMORY: Mapping[str, int] = {"insert_deduplicate": 0}
 _ALTER_SETTINGS: Mapping[str, int] = {"alter_sync": 2}  # wait for all replicas
 _VERIFICATIONS = 5
 _RANGES_AT_A_TIME = 200  # they are in the URL of the query
@@ -78,6 +79,7 @@ class Inserter:
         deduplicates: the table recognises a repeated insert.
         deduplication: the settings that turn deduplication on, also where a profile or the URL turns it off.
         takes_letters: the rows are failed records, which must all be accepted.
+        are_changes: a null becomes the default of its column's type: it is of a deleted row.
         had: the columns that the table has had.
         evolve: columns that the table lacks are added to it, and rows that do not fit it are refused one
             by one; None: neither, both are errors.
@@ -95,6 +97,7 @@ class Inserter:
     deduplication: Mapping[str, str] = field(default_factory=dict)
     had: frozenset[str] = frozenset()
     takes_letters: bool = False
+    are_changes: bool = False
     _outcomes: dict[str, _Outcome | Answer] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
 
@@ -115,13 +118,25 @@ class Inserter:
         except (KmrError, Retry):
             raise
         except Exception as error:
-            answer = of_clickhouse(error)
-            if answer.kind == "later":
-                doubles = not (answer.not_begun or self.deduplicates)
-                reason = f"{self.table}: {answer.reason}"
-                raise Retry(reason, after=answer.after, may_double=doubles) from error
-            if answer.kind == "unknown":
-                raise
+            self._raise(error)
+            raise
+
+    async def execute(self, statement: str) -> None:
+        """Run an INSERT ... SELECT that may be repeated. Raises as `write`."""
+        try:
+            await self.connection.execute(statement, _NO_MEMORY)
+        except Exception as error:
+            self._raise(error)
+            raise
+
+    def _raise(self, error: Exception) -> None:
+        """Raise what a server's answer means; return if it is not known."""
+        answer = of_clickhouse(error)
+        if answer.kind == "later":
+            doubles = not (answer.not_begun or self.deduplicates)
+            reason = f"{self.table}: {answer.reason}"
+            raise Retry(reason, after=answer.after, may_double=doubles) from error
+        if answer.kind != "unknown":
             raise StrategyError(f"{self.table} refuses the rows: {answer.reason}") from error
 
     def forget(self) -> None:
@@ -201,7 +216,10 @@ class Inserter:
         if advice and advice not in self._warned:
             self._warned.add(advice)
             _log.warning("a repeated range is not counted", table=str(table), reason=advice)
-        choice = choose(table, table.columns, names, self.columns, self.extra_columns, had=self.had)
+        columns = table.columns
+        if self.are_changes:
+            columns = tuple(replace(each, has_default=True) for each in columns)
+        choice = choose(table, columns, names, self.columns, self.extra_columns, had=self.had)
         if self.evolve is not None:  # a new column without a single value has no type yet
             typed = {each.name for part in parts for each in part.schema if has_values(each.type)}
             new = [name for name in choice.problems if name is not None and name not in typed]

@@ -61,6 +61,7 @@ FLOATS: dict[str, pa.DataType] = {
 _PLAIN = {**INTEGERS, **FLOATS, "Bool": pa.bool_()}
 _NULLABLE = ("Variant", "Dynamic")  # without being wrapped in Nullable
 _WIDE_INTEGERS = {"Int128": 127, "Int256": 255, "UInt128": 128, "UInt256": 256}
+_WIDE_BYTES = {"Int128": 16, "UInt128": 16, "Int256": 32, "UInt256": 32}
 _INTEGER = r"^[+-]?[0-9]{1,78}$"
 _IPV4 = r"^((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)$"
 
@@ -110,7 +111,9 @@ def _to_fixed_string(array: Array, target: ColumnType) -> Cast:
 
 
 def _to_wide_integer(array: Array, target: ColumnType) -> Cast:
-    """Send 128 and 256 bits as text: Arrow has no such integers."""
+    """Send 128 and 256 bits as text: Arrow has no such integers; bytes of that size are the number itself."""
+    if array.type == pa.binary(_WIDE_BYTES[target.base_type]):
+        return Cast(array)
     if is_text(array.type) or pa.types.is_uint64(array.type):
         whole = to_text(array)
     else:

@@ -13,9 +13,12 @@ import structlog
 from ...errors import KmrError, SinkError, StrategyError
 from ...record import with_place
 from ...reducers.sink import declared_columns
+from ...service.threads import run_in_thread
 from ..answers import of_clickhouse, one_line
+from ..changes import Changes
 from ..planning import MAX_BLOCK_ROWS
 from ..ranges import RangeWriter
+from .changes import Versions
 from .client import Target, connect_async
 from .ddl import Layout, create_table
 from .deduplication import read_deduplication, read_memories
@@ -103,6 +106,9 @@ class ClickHouseWriter(RangeWriter):
         ttl: of a table that is made: an expression, such as `ts + INTERVAL 30 DAY`.
         engine: of a table that is made. None: MergeTree, with a cluster ReplicatedMergeTree.
         cluster: create and alter the table on every server of this cluster.
+        changes: the rows are changes, with a column `op` (docs/changes.md): the table is a ReplacingMergeTree
+            that keeps the last version of each key. Versions make it exactly once, whatever is repeated.
+        key: with `changes`, the columns that name a row.
         limits: the limits and policies of `Reducer`. `max_rows` is for each partition, or, with
             `at-least-once`, for all together; at most 1,000,000 with exactly-once.
 
@@ -134,6 +140,8 @@ class ClickHouseWriter(RangeWriter):
         ttl: str | None = None,
         engine: str | None = None,
         cluster: str | None = None,
+        changes: bool = False,
+        key: Sequence[str] | None = None,
         **limits: Unpack[Limits],
     ) -> None:
         super().__init__(delivery=delivery or "exactly-once", concurrency=concurrency, **limits)
@@ -184,6 +192,10 @@ class ClickHouseWriter(RangeWriter):
         self.layout = Layout(
             None if order_by is None else tuple(order_by), partition_by, ttl, engine, cluster
         )
+        self._versions: Versions | None = None
+        if (by_key := Changes.of("ClickHouseWriter", key, changes=changes)) is not None:
+            self._versions = Versions(by_key)
+            self.layout = self._versions.layout(self.layout)
         self._inserter: Inserter | None = None
         self._shares = False
         self._before: int | None = None  # fingerprint before the first attempt of a flush
@@ -225,7 +237,10 @@ class ClickHouseWriter(RangeWriter):
                     _log.info("table altered", statement=remedy)
                 memories = await read_memories(connection, target.database, name)
             self.choose_delivery(memories)
-            self._warn(memories, context.stage)
+            if self._versions is not None:
+                await self._versions.check(connection, table)
+            else:
+                self._warn(memories, context.stage)
             deduplication = await read_deduplication(connection)
         except Exception as error:
             await connection.close()
@@ -243,13 +258,14 @@ class ClickHouseWriter(RangeWriter):
             self.columns,
             self.extra_columns,
             compression,
-            memories[0].deduplicates,
+            memories[0].deduplicates or self._versions is not None,
             self.set_up,
             self.leaving_out,
             self.layout if self.evolve else None,
             deduplication,
             frozenset(column.name for column in table.columns),
             self.takes_letters,
+            self._versions is not None,
         )
 
     async def examine(self, context: Context) -> Sequence[Finding]:
@@ -258,6 +274,8 @@ class ClickHouseWriter(RangeWriter):
         connection = await self._connect(target)
         try:
             declared = await declared_columns(context)
+            if self._versions is not None and declared is not None:
+                declared = self._versions.columns(declared)
             return await Examination(self, connection, target.database, name, context).run(declared)
         except KmrError:
             raise
@@ -276,7 +294,7 @@ class ClickHouseWriter(RangeWriter):
     def doubts(self, declared: pa.Schema | None) -> Sequence[str]:
         """Name the columns of `order_by` that may be null: there a null goes to `reduce_err`."""
         schema = self.create if isinstance(self.create, pa.Schema) else declared
-        if not self.create or schema is None or self.layout.order_by is None:
+        if not self.create or schema is None or self.layout.order_by is None or self._versions:
             return ()
         return [
             f"column {name} may be null, and a column of order_by never is in the table: rows with a null go "
@@ -303,7 +321,9 @@ class ClickHouseWriter(RangeWriter):
                 "annotation (-> Hit), @map_record(schema=...) or ClickHouseWriter(create=pa.schema(...)), or "
                 "take those of a sample: kmr clickhouse create-table STRATEGY --sample FILE"
             )
-        if schema is declared:
+        if self._versions is not None:
+            schema = self._versions.columns(schema)
+        elif schema is declared:
             schema = with_place(schema)
         if self.columns is not None:
             if absent := [column for column in self.columns if column not in schema.names]:
@@ -345,7 +365,7 @@ class ClickHouseWriter(RangeWriter):
     def choose_delivery(self, memories: Sequence[InsertMemory]) -> None:
         """Choose the guarantee that the table supports. Raises StrategyError if another was demanded."""
         table = memories[0]
-        if not table.deduplicates:
+        if not table.deduplicates and self._versions is None:
             if self._wanted == "exactly-once":
                 raise StrategyError(
                     f"ClickHouseWriter({self.table!r}, delivery='exactly-once'): "
@@ -414,6 +434,8 @@ class ClickHouseWriter(RangeWriter):
         """
         if not rows.repeated or self.capabilities.delivery != "exactly-once":
             return False
+        if self._versions is not None:  # they are written again: that changes nothing
+            return False
         return await was_counted(self._opened, rows)
 
     async def refused(self, rows: RangeRows) -> Mapping[int, str]:
@@ -426,7 +448,21 @@ class ClickHouseWriter(RangeWriter):
             StrategyError: rows and table do not fit.
             UnexpectedDuplicate: see `_write_first`.
         """
+        if self._versions is not None:
+            return await self._apply(self._versions, rows)
         return await (self._write_first(rows) if self._is_first(rows) else self._write(rows))
+
+    async def _apply(self, versions: Versions, rows: RangeRows) -> Mapping[int, str]:
+        """Write the changes of a range; each has a version, so writing them again changes nothing."""
+        prepared = await run_in_thread(versions.prepare, rows, self._opened.table)
+        applied = prepared.applied
+        if prepared.truncate is not None:
+            await self._opened.execute(prepared.truncate)
+        refused = dict(applied.refused)
+        if len(prepared.rows):
+            for row, reason in (await self._opened.write(prepared.rows)).items():
+                refused[int(applied.source[row])] = reason
+        return refused
 
     async def _write(self, rows: RangeRows) -> Mapping[int, str]:
         if rows.repeated:

@@ -48,7 +48,7 @@ BEGIN
         FROM json_array_elements(current_setting('kmr.rows')::json) WITH ORDINALITY AS rows(cells, number)
     LOOP
         BEGIN
-            EXECUTE current_setting('kmr.insert') || '(' || line.cells || ')';
+            EXECUTE current_setting('kmr.insert') || '(' || line.cells || ')' || current_setting('kmr.after');
         EXCEPTION WHEN OTHERS THEN
             GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
             refused := refused
@@ -57,7 +57,9 @@ BEGIN
     END LOOP;
     PERFORM set_config('kmr.refused', refused::text, true);
 END $kmr$"""
-_GIVE: Final = "SELECT set_config('kmr.insert', %s, true), set_config('kmr.rows', %s, true)"
+_GIVE: Final = """
+SELECT set_config('kmr.insert', %s, true), set_config('kmr.after', %s, true),
+       set_config('kmr.rows', %s, true)"""
 _TAKE: Final = "SELECT current_setting('kmr.refused')"
 
 
@@ -88,10 +90,9 @@ class Copying:
         self._table = table
         self._progress = progress
         self._is_secured = False
-        self._copy_statement = (
-            f"COPY {table} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')".encode()
-        )
+        self._copy_statement = f"COPY {table} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
         self._insert = f"INSERT INTO {table} ({names}) VALUES "  # noqa: S608  quoted
+        self._after = ""
 
     async def write(self, rows: pa.Table) -> dict[int, Answer]:
         """Write rows; return the answers about those that the server refuses.
@@ -127,13 +128,8 @@ class Copying:
         """Copy rows, behind a savepoint; return False if the server refuses some."""
         text = await run_in_thread(copy_text, part)
         try:
-            async with (
-                self._connection.transaction(),
-                self._connection.cursor() as cursor,
-                cursor.copy(self._copy_statement) as copy,
-            ):
-                for at in range(0, len(text), _PIECE):
-                    await copy.write(text[at : at + _PIECE])
+            async with self._connection.transaction():
+                await self._copy(text)
         except psycopg.Error as error:
             answer = of_postgres(error)
             if answer.kind == "later":
@@ -143,10 +139,19 @@ class Copying:
             return False
         return True
 
+    async def _copy(self, text: bytes) -> None:
+        """Write the rows of a part, which are all written or none."""
+        await self._send(self._copy_statement, text)
+
+    async def _send(self, statement: str, text: bytes) -> None:
+        async with self._connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+            for at in range(0, len(text), _PIECE):
+                await copy.write(text[at : at + _PIECE])
+
     async def _one_by_one(self, part: pa.Table) -> dict[int, Answer]:
         rows = await run_in_thread(_cells, part)
         execute: Any = self._connection.execute
-        await execute(_GIVE, (self._insert, rows))
+        await execute(_GIVE, (self._insert, self._after, rows))
         await execute(sql.SQL(_ONE_BY_ONE))
         (found,) = await (await execute(_TAKE)).fetchone()
         refused = {}

@@ -108,8 +108,11 @@ def _digits(kind: str, modifier: int) -> tuple[int, int] | None:
     return (precision, scale) if scale <= precision else None
 
 
-def create_table(name: TableName, schema: pa.Schema) -> str:
+def create_table(name: TableName, schema: pa.Schema, key: Sequence[str] = ()) -> str:
     """Return the CREATE TABLE for rows with the columns of a schema.
+
+    Args:
+        key: the columns of the primary key; none without one.
 
     Raises:
         StrategyError: the schema is empty, or PostgreSQL has no type for a column.
@@ -123,4 +126,6 @@ def create_table(name: TableName, schema: pa.Schema) -> str:
         except StrategyError as error:
             raise StrategyError(f"column {field.name}: {error}") from error
         columns.append(f"{quote(field.name)} {kind}{'' if field.nullable else ' NOT NULL'}")
+    if key:
+        columns.append(f"PRIMARY KEY ({', '.join(map(quote, key))})")
     return f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(columns)})"

@@ -19,8 +19,10 @@ from ...reducers.reducer import Retry
 from ...reducers.sink import declared_columns
 from ...service.threads import run_in_thread
 from ..answers import of_postgres, one_line
+from ..changes import Changes
 from ..choosing import choose
 from ..ranges import RangeWriter
+from .changing import check_key, deleting, upserting
 from .connection import Pool
 from .copying import Copying, ServerAnswer
 from .ranges import Entry, Ranges
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
 
 _GRACE: Final = 5.0  # seconds that the server has to end a transaction itself
 _RANGES_NEED: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_IN_ORDER: Final = (
+    "PostgresWriter(changes=True) applies changes in their order: it needs delivery='exactly-once' in the "
+    "worker. On Spark use ClickHouseWriter(changes=True), whose rows have versions, or write change rows"
+)
 _SERVER: Final = "SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())"
 _MAY_CREATE: Final = """
 SELECT has_schema_privilege(name, 'CREATE'), name, current_user
@@ -87,6 +93,9 @@ class PostgresWriter(RangeWriter):
         create: make the table at start if it is missing, for the columns that the strategy declares, with
             topic, partition and offset of the record, or for those of a schema. Such columns of any table,
             and `timestamp`, are filled where the rows lack them.
+        changes: the rows are changes, with a column `op` (docs/changes.md): upserts and deletes by `key`, in
+            the order of each partition. It needs `delivery="exactly-once"`, and does not run on Spark.
+        key: with `changes`, the columns that name a row; the table has a unique index on them.
         delivery: see `RangeWriter`.
         concurrency: the most transactions, and connections, at a time.
         connect_timeout: seconds to wait for the server at start.
@@ -108,6 +117,8 @@ class PostgresWriter(RangeWriter):
         columns: Sequence[str] | None = None,
         extra_columns: ExtraColumns = "error",
         create: bool | pa.Schema = False,
+        changes: bool = False,
+        key: Sequence[str] | None = None,
         delivery: RangeDelivery = "exactly-once",
         concurrency: int = 4,
         connect_timeout: float = 10.0,
@@ -123,6 +134,9 @@ class PostgresWriter(RangeWriter):
             raise StrategyError(
                 f"PostgresWriter: extra_columns must be 'error' or 'ignore', not {extra_columns!r}"
             )
+        self._changes = Changes.of("PostgresWriter", key, changes=changes)
+        if self._changes is not None and delivery != "exactly-once":
+            raise StrategyError(_IN_ORDER)
         self.table = table
         self.url = url
         self.columns = None if columns is None else tuple(columns)
@@ -156,7 +170,9 @@ class PostgresWriter(RangeWriter):
         try:
             async with pool.connection() as connection:
                 self._found = await self._read_or_create(connection, context)
-                await self._require(connection, self._name, "INSERT")
+                await self._require(connection, self._name, *self._needs)
+                if self._changes is not None:
+                    await check_key(connection, self._name, self._changes.key)
                 ranges = self._ranges
                 if await read_table(connection, ranges.name) is None:
                     await self._make(connection, ranges.create_statement())
@@ -201,10 +217,14 @@ class PostgresWriter(RangeWriter):
                 raise self._missing(statement)
             found.append(Finding("ok", stage, f"{self} will be created: {one_line(statement)}"))
         else:
-            await self._require(connection, self._name, "INSERT")
+            await self._require(connection, self._name, *self._needs)
+            if self._changes is not None:
+                await check_key(connection, self._name, self._changes.key)
             found.append(Finding("ok", stage, f"{self} exists, and may be written to"))
             declared = await declared_columns(context)
             if declared is not None:
+                if self._changes is not None:
+                    declared = self._changes.columns(declared)
                 coordinates = filled(declared, table.coordinates(self.columns))
                 declared = pa.schema([*declared, *coordinates])
                 found.append(self._examine_columns(table, declared, stage))
@@ -234,6 +254,11 @@ class PostgresWriter(RangeWriter):
                 f"{self}: {user} must not CREATE in the schema {schema}; as its owner run: "
                 f"GRANT CREATE ON SCHEMA {schema} TO {quote(user)}"
             )
+
+    @property
+    def _needs(self) -> tuple[str, ...]:
+        """The privileges on the table."""
+        return ("INSERT",) if self._changes is None else ("SELECT", "INSERT", "UPDATE", "DELETE")
 
     @property
     def _name(self) -> TableName:
@@ -270,13 +295,15 @@ class PostgresWriter(RangeWriter):
                 "them with Strategy(value=Json(Hit)), the map's return annotation (-> Hit), "
                 "@map_record(schema=...) or PostgresWriter(create=pa.schema(...))"
             )
-        if schema is declared:
+        if self._changes is not None:
+            schema = self._changes.columns(schema)
+        elif schema is declared:
             schema = with_place(schema)
         if self.columns is not None:
             schema = pa.schema(
                 [schema.field(name) for name in self.columns if name in schema.names]
             )
-        return create_table(self._name, schema)
+        return create_table(self._name, schema, () if self._changes is None else self._changes.key)
 
     async def _make(self, connection: Connection, statement: str) -> None:
         """Create a table. Another process may do the same at the same time."""
@@ -404,27 +431,87 @@ class PostgresWriter(RangeWriter):
         Raises:
             StrategyError: the set-up is wrong.
         """
-        fitted, columns = await run_in_thread(self._fit, rows)
-        copying = Copying(connection, self._name, columns, partial(self._progress, rows))
-        answers = await copying.write(fitted.kept())
-        refused, general = dict(fitted.refused), set(fitted.general)
-        numbers = np.delete(np.arange(len(rows)), list(refused))
+        table = await run_in_thread(rows.table_with, self._table.coordinates(self.columns))
+        general: set[str] = set()
+        progress = partial(self._progress, rows)
+        if self._changes is None:
+            refused = await self._send(
+                table,
+                general,
+                lambda columns: Copying(connection, self._name, columns, progress),
+                self.columns,
+            )
+        else:
+            refused = await self._apply(self._changes, connection, rows, table, general)
+        if refused and await self._is_altered():
+            raise _Altered
+        self.set_up.judge(self, len(rows), refused, general)
+        return refused
+
+    async def _apply(
+        self,
+        changes: Changes,
+        connection: Connection,
+        rows: RangeRows,
+        table: pa.Table,
+        general: set[str],
+    ) -> dict[int, str]:
+        """Apply changes to the table; return those that are refused."""
+        if rows.write.announcement is None:
+            raise StrategyError(_IN_ORDER)
+        key, progress = changes.key, partial(self._progress, rows)
+        known = [column.name for column in self._table.columns]
+        applied = await run_in_thread(changes.apply, table, known)
+        if applied.truncated is not None:
+            await connection.execute(f"DELETE FROM {self._name}".encode())  # noqa: S608  quoted
+        deletes = applied.table.filter(pa.array(applied.deleted)).select(list(key))
+        gone = await self._send(
+            deletes,
+            general,
+            lambda columns: deleting(connection, self._name, columns, progress),
+            key,
+        )
+        failed = await self._send(
+            applied.upserts,
+            general,
+            lambda columns: upserting(connection, self._name, columns, key, progress),
+            self.columns,
+        )
+        return {
+            **applied.refused,
+            **applied.among(gone, deleted=True),
+            **applied.among(failed, deleted=False),
+        }
+
+    async def _send(
+        self,
+        table: pa.Table,
+        general: set[str],
+        copying: Callable[[Sequence[Column]], Copying],
+        only: Sequence[str] | None,
+    ) -> dict[int, str]:
+        """Write the rows that fit; return the others, with the reasons; `general` gets those of all rows."""
+        if not table.num_rows:
+            return {}
+        fitted, columns = await run_in_thread(self._fit, table, only)
+        answers = await copying(columns).write(fitted.kept())
+        refused = dict(fitted.refused)
+        general |= fitted.general
+        numbers = np.delete(np.arange(table.num_rows), list(refused))
         for row, answer in answers.items():
             refused[int(numbers[row])] = reason = f"{self} refuses it: {answer.reason}"
             if not answer.about_values:
                 general.add(reason)
-        if refused and await self._is_altered():
-            raise _Altered
-        self.set_up.judge(self, len(rows), refused, general)
         self.leaving_out.of(self, fitted)
         return refused
 
-    def _fit(self, rows: RangeRows) -> tuple[Fitted, Sequence[Column]]:
+    @property
+    def _table(self) -> Table:
         assert self._found is not None  # noqa: S101  open
-        table = rows.table_with(self._found.coordinates(self.columns))
-        known = self._found.columns
-        choice = choose(
-            self, known, table.column_names, self.columns, self.extra_columns, had=self._had
-        )
+        return self._found
+
+    def _fit(self, table: pa.Table, only: Sequence[str] | None) -> tuple[Fitted, Sequence[Column]]:
+        known = self._table.columns
+        choice = choose(self, known, table.column_names, only, self.extra_columns, had=self._had)
         fitted = choice.fit(table, targets(choice.columns), letters=self.takes_letters)
         return fitted, choice.columns

@@ -1,0 +1,1 @@
+"""Debezium's change events: envelopes and flattened rows as columns of changes."""
