@@ -17,6 +17,8 @@ from ..errors import ConsumerError, SettingsError, SinkError
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..kafka.subscription import subscription_of
+from ..loading import load_strategy
+from ..mapping.annotations import at_most_one_row
 from ..settings import GROUP, GroupSettings
 from ..sinks.clickhouse.client import Target, connect
 from ..spark.session import SharedSession
@@ -117,16 +119,22 @@ class PartitionResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Deliveries of a topic in a table; `expected` is the number of messages, if it is known."""
+    """Deliveries of a topic in a table.
+
+    Attributes:
+        expected: the number of messages, if it is known.
+        several: whether a record may have several rows; then nothing counts as doubled.
+    """
 
     table: str
     partitions: tuple[PartitionResult, ...]
     expected: int | None = None
+    several: bool = False
 
     def of_several_rows(self) -> CheckResult:
         """Return the result of a map that may make several rows of a record: none of them is doubled."""
         parts = tuple(replace(each, doubled=0, example=None) for each in self.partitions)
-        return replace(self, partitions=parts)
+        return replace(self, partitions=parts, several=True)
 
     @property
     def deliveries(self) -> int:
@@ -385,7 +393,7 @@ def show(result: CheckResult, console: Console) -> None:
         "offsets",
         "rows",
         "missing" if result.filtered is None else "filtered or missing",
-        "doubled",
+        "records" if result.several else "doubled",
     ):
         table.add_column(heading, justify="left" if heading == "topic" else "right")
     for partition in result.partitions:
@@ -395,7 +403,9 @@ def show(result: CheckResult, console: Console) -> None:
             "none" if not partition.deliveries else f"{partition.first}..{partition.last}",
             f"{partition.deliveries:,}",
             _count(partition.missing) if partition.filtered is None else f"{partition.filtered:,}",
-            _count(partition.doubled)
+            f"{partition.deliveries - partition.surplus:,}"
+            if result.several
+            else _count(partition.doubled)
             + ("" if partition.example is None else f" (offset {partition.example}, ...)"),
         )
     if result.partitions:
@@ -403,19 +413,25 @@ def show(result: CheckResult, console: Console) -> None:
     unclear = bool(result.filtered) and result.expected is None
     colour = "bold red" if not result.clean else "yellow" if unclear else "green"
     expected = "" if result.expected is None else f" of {result.expected:,} expected"
-    counts = [f"{result.doubled:,} doubled"]
+    counts = [] if result.several else [f"{result.doubled:,} doubled"]
     if result.filtered is None or result.expected is not None:
         counts.insert(0, f"{result.missing:,} missing")
     if result.filtered is not None:
         counts.insert(0, f"{result.filtered:,} filtered or missing")
+    rows = f" in {result.deliveries:,} rows" if result.several else ""
     console.print(
-        f"[{colour}]{result.messages:,} messages{expected}: {', '.join(counts)}[/{colour}]",
+        f"[{colour}]{result.messages:,} messages{expected}{rows}: {', '.join(counts)}[/{colour}]",
         highlight=False,
     )
+    if result.several:
+        console.print(
+            "A record may have several rows here, so doubled rows are not looked for",
+            highlight=False,
+        )
     if result.doubled:
         console.print(
             "A map that makes several rows of a record has the same place in each: then give "
-            "--rows-per-record any",
+            "--strategy module:attribute, or --rows-per-record any",
             highlight=False,
         )
     if unclear:
@@ -430,6 +446,12 @@ def _count(number: int) -> str:
     return f"[bold red]{number:,}[/bold red]" if number else "0"
 
 
+def _may_make_several(path: str) -> bool:
+    """Return whether a map of the strategy may make several rows of a record."""
+    specs = [(part.map, part.map_spec.per) for part in load_strategy(path).parts]
+    return not all(per == "value" or (per == "record" and at_most_one_row(of)) for of, per in specs)
+
+
 @app.default
 @settings_flags(GROUP)
 def _command(
@@ -442,7 +464,8 @@ def _command(
     master: str | None = None,
     format: str | None = None,  # noqa: A002  Spark's word
     columns: Columns = COLUMNS,
-    rows_per_record: Literal["one", "any"] = "one",
+    rows_per_record: Literal["one", "any"] | None = None,
+    strategy: str | None = None,
     expected: int | None = None,
 ) -> int:
     """Count missing and doubled deliveries in a table of ClickHouse or Spark, or in files.
@@ -471,8 +494,11 @@ def _command(
     format
         Spark: format of the files; default: delta if the path is a Delta table, else parquet.
     rows_per_record
-        any: a map may make several rows of a record, so records with several rows are not doubled, and what
-        is doubled cannot be told.
+        any: a map may make several rows of a record, so a record with several rows is not doubled: records
+        are counted, each once, however many rows it has. Default: one, or what --strategy says.
+    strategy
+        The strategy, module:attribute. If its map does not declare that it returns at most one row of a
+        record (-> Row | None), --rows-per-record is any.
     expected
         The number of messages.
     """
@@ -497,6 +523,8 @@ def _command(
             expected=expected,
             committed=committed,
         )
+    if rows_per_record is None and strategy is not None and _may_make_several(strategy):
+        rows_per_record = "any"
     if rows_per_record == "any":
         result = result.of_several_rows()
     show(result, Console(emoji=False))

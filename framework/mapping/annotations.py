@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
 
 from ..errors import StrategyError
@@ -50,6 +50,20 @@ def _row_classes(annotation: Any) -> set[type]:
     if origin in _SEVERAL and arguments:
         return _row_classes(arguments[0])
     return set()
+
+
+def at_most_one_row(function: object) -> bool:
+    """Return whether the return annotation promises at most one row of a record; False without one."""
+    annotation = _hints(function).get("return")
+    union = get_origin(annotation) in (Union, types.UnionType)
+    return all(_is_one_row(each) for each in (get_args(annotation) if union else (annotation,)))
+
+
+def _is_one_row(annotation: Any) -> bool:
+    cls = get_origin(annotation) or annotation
+    # A tuple is a row and the name of its branch.
+    of_row = isinstance(cls, type) and issubclass(cls, (Mapping, tuple, types.NoneType))
+    return of_row or is_row_class(annotation)
 
 
 RESOURCES: Final = "resources"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -204,6 +205,54 @@ def test_the_exit_code_is_1_if_deliveries_are_missing_or_doubled(
     arguments = ["--url", clickhouse_url, "--table", fill(PLAIN, *values)]
     assert app(arguments, exit_on_error=False, result_action="return_value") == code
     assert verdict in capsys.readouterr().out
+
+
+MAPS = """
+from kmr import Json, Strategy, map_batch
+from kmr.sinks import StreamWriter
+
+class Row(dict): ...
+def one(record) -> Row | None: ...
+def several(record) -> list[Row]: ...
+def unknown(record): ...
+def made(map, **more): return Strategy(map=map, reduce=StreamWriter("stdout"), **more)
+one, several, unknown, batch = map(made, (one, several, unknown, map_batch(lambda batch: batch)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "verdict"),
+    [
+        ([], 1, "2 messages: 1 missing, 1 doubled"),
+        (["--rows-per-record", "any"], 1, "2 messages in 4 rows: 1 missing"),
+        (["--rows-per-record", "any", "--expected", "2"], 1, "2 messages of 2 expected in 4 rows"),
+        (["--strategy", "rows_of:one"], 1, "2 messages: 1 missing, 1 doubled"),
+        (["--strategy", "rows_of:several"], 1, "2 messages in 4 rows: 1 missing"),
+        (["--strategy", "rows_of:unknown"], 1, "2 messages in 4 rows: 1 missing"),
+        (["--strategy", "rows_of:batch"], 1, "2 messages in 4 rows: 1 missing"),
+        (["--strategy", "rows_of:batch", "--rows-per-record", "one"], 1, "1 missing, 1 doubled"),
+    ],
+)
+def test_rows_of_a_map_that_makes_several_of_a_record_are_not_doubled(
+    clickhouse_url: str,
+    fill: FillTable,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    verdict: str,
+) -> None:
+    (tmp_path / "rows_of.py").write_text(MAPS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "rows_of", raising=False)
+    given = ["--url", clickhouse_url, "--table", fill(PLAIN, (0, 1), (0, 3), (0, 3), (0, 3))]
+    ended = app([*given, *arguments], exit_on_error=False, result_action="return_value")
+    text = capsys.readouterr().out
+    assert (ended, verdict in text) == (code, True), text
+    whole = ["--url", clickhouse_url, "--table", fill(PLAIN, (0, 1), (0, 2), (0, 2))]
+    ended = app([*whole, *arguments[:2]], exit_on_error=False, result_action="return_value")
+    assert ended == (1 if arguments[:2] in ([], ["--strategy", "rows_of:one"]) else 0)
 
 
 def test_the_table_names_a_doubled_offset(clickhouse_url: str, fill: FillTable) -> None:
