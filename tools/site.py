@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-_FENCE = re.compile(r"^```(\w+) not run: [^\n]*$", re.MULTILINE)
+_FENCE = re.compile(r"^```(\w+) (?:not run: [^\n]*|in a notebook)$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#|mailto:)([^)#\s]+)(#[^)]*)?\)")
 _AT_THE_TOP = {
     "README.md": "index.md",

@@ -6,6 +6,7 @@ Of one page, in the order of its blocks, in an empty directory:
   imported, and its `strategy` is validated. Functions named `test_...` that need no fixture are called.
 - `shell` blocks run as one script, after the files are saved, with a broker's free port in the environment.
   Each line of a `text` block must be in their output. They start processes: use them sparingly.
+- `python in a notebook` blocks run after the `shell` blocks as one program, so they have their broker.
 - `toml` blocks are read as settings of a worker, where they have the table `[kmr]`.
 - Every command line that begins with `kmr` is parsed, in `shell` blocks and in indented ones, run or not.
 
@@ -53,6 +54,7 @@ PAGES = [
 ]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r" not run: \S.*")
+CELL = " in a notebook"
 INDENTED = re.compile(r"^ {4,}(kmr (?:[^\n]*\\\n)*[^\n]*)", re.MULTILINE)
 FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
 LANGUAGES = {"python", "shell", "toml", "text", "sql", "json", "yaml", "ini", "dockerfile"}
@@ -62,6 +64,7 @@ class Block(NamedTuple):
     language: str
     code: str
     is_run: bool
+    is_cell: bool = False
 
     @property
     def file(self) -> str | None:
@@ -73,8 +76,9 @@ def blocks_of(page: Path) -> list[Block]:
     found = []
     for language, info, code in FENCE.findall(page.read_text(encoding="utf-8")):
         assert language in LANGUAGES, f"{page.name}: a block is {language}, not {LANGUAGES}"
-        assert not info or NOT_RUN.fullmatch(info), f"{page.name}: ```{language}{info}"
-        found.append(Block(language, code, not info))
+        cell = info == CELL and language == "python"
+        assert not info or cell or NOT_RUN.fullmatch(info), f"{page.name}: ```{language}{info}"
+        found.append(Block(language, code, not info, cell))
     return found
 
 
@@ -184,6 +188,9 @@ def test_the_commands_of_a_page_run_and_print_what_it_says(page: Path, folder: P
             script.append(block.code)
         elif block.language == "text" and block.is_run:
             expected += block.code.splitlines()
+    cells = "\n".join(block.code for block in blocks_of(page) if block.is_cell)
+    (folder / "cells.py").write_text(cells, encoding="utf-8")
+    script.append("python cells.py\n")
     port = free_port()
     done = subprocess.run(
         ["bash", "-e", "-c", "trap 'kill $(jobs -p) && wait' EXIT\n" + "".join(script)],
