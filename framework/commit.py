@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from .delivery.announcement import Generation, generation_of, next_generation
+from .delivery.announcement import Generation, generation_of, history_of, next_generation
 from .errors import CommitFenced, CommitRefused, ConsumerError
 from .kafka.consumer import CommitOffset
 from .record import Range
@@ -17,7 +17,7 @@ from .record import Range
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from .delivery.announcement import Announcement
+    from .delivery.announcement import Announcement, History
     from .delivery.ledger import Ledgers
     from .kafka.consumer import Consumer
     from .kafka.transactions import Transactions
@@ -84,6 +84,7 @@ class Committer:
         self._trusts_attempts = delivery != "at-most-once"
         self._partitions: dict[TopicPartition, _Committed] = {}
         self._generations: dict[TopicPartition, int] = {}
+        self._histories: dict[TopicPartition, History | None] = {}
         self._lock = anyio.Lock(fast_acquire=True)
         self._fenced = anyio.Event()
         self._held = False
@@ -258,6 +259,7 @@ class Committer:
         if not generation and self._delivery == "at-least-once":
             generation = next_generation()
         self._generations[partition] = generation
+        self._histories[partition] = history_of(partition, committed)
         self._partitions[partition] = _Committed(
             committed, committed, announcement, is_found=announcement is not None
         )
@@ -268,6 +270,7 @@ class Committer:
         Its committed offset stays known: if the broker loses it, that is noticed when the partition returns.
         """
         self._generations.pop(partition, None)
+        self._histories.pop(partition, None)
 
     def is_ours(self, partition: TopicPartition, committed: CommitOffset | None) -> bool:
         """Return whether a committed offset is our own, so that no other member has moved it."""
@@ -286,6 +289,10 @@ class Committer:
         """The generations of the offsets of our partitions, kept up to date."""
         return self._generations
 
+    def history(self, partition: TopicPartition) -> History | None:
+        """Return which offsets the group reads of a partition; None: all."""
+        return self._histories.get(partition)
+
     def _wanted(self, partition: TopicPartition, watermark: int) -> CommitOffset:
         entry = self._entry(partition)
         announcement = entry.announcement
@@ -294,7 +301,7 @@ class Committer:
         entry.announcement = None
         ledger = self._ledgers.get(partition)
         back = None if ledger is None else ledger.look_back(watermark)
-        generation = Generation(self._generations.get(partition, 0), back)
+        generation = Generation(self._generations.get(partition, 0), back, self.history(partition))
         return CommitOffset(watermark, generation.metadata)
 
     def _entry(self, partition: TopicPartition) -> _Committed:

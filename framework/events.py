@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from .delivery.announcement import look_back_of, read_announcement
+from .delivery.announcement import NO_HISTORY, look_back_of, read_announcement
 from .errors import ConsumerError, OffsetOutOfRange
+from .kafka.consumer import CommitOffset
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from .commit import Committer
     from .delivery.announcement import Announcement
-    from .kafka.consumer import CommitOffset, Consumer
+    from .kafka.consumer import Consumer
     from .observe.metrics import Metrics
     from .observe.status import WorkerState
     from .pipeline import Pipeline
@@ -67,6 +68,7 @@ class EventHandler:
 
     Args:
         revoke_deadline: seconds that a rebalance waits for flushes under way.
+        only_history: read nothing of a partition without a history in its committed offset.
 
     Attributes:
         assigned_once: set after the first assignment.
@@ -79,12 +81,14 @@ class EventHandler:
         committer: Committer,
         *,
         revoke_deadline: float,
+        only_history: bool = False,
         metrics: Metrics,
     ) -> None:
         self._pipeline = pipeline
         self._consumer = consumer
         self._committer = committer
         self._revoke_deadline = revoke_deadline
+        self._only_history = only_history
         self._metrics = metrics
         self._lock = anyio.Lock(fast_acquire=True)
         self.state: WorkerState = "starting"
@@ -164,6 +168,9 @@ class EventHandler:
     async def _resume(self, partitions: frozenset[TopicPartition]) -> None:
         pipeline, committer = self._pipeline, self._committer
         committed = await self._consumer.committed(sorted(partitions)) if partitions else {}
+        if self._only_history:
+            nothing = CommitOffset(0, NO_HISTORY.metadata)
+            committed = {p: entry or nothing for p, entry in committed.items()}
         for partition, entry in committed.items():
             self._require_committed(partition, entry)
         starts = await self._start_positions([p for p, entry in committed.items() if entry is None])
@@ -181,7 +188,10 @@ class EventHandler:
             start = entry.offset if entry is not None else starts.get(partition)
             pipeline.start_partition(partition, start, announcement, look_back_of(partition, entry))
             self._metrics.begin_topic(partition.topic)  # a pattern's is not known before
-            if partition in starts:
+            history = committer.history(partition)
+            if history is not None and start is not None and start >= history.until:
+                self._consumer.seek(partition, start)
+            elif partition in starts:
                 self._consumer.seek(partition, starts[partition])
         committer.rejoined()
         self._metrics.rebalances.labels("assigned").inc()

@@ -184,6 +184,7 @@ class ExactlyOnce(_AfterErrors):
             chunk=block_rows if buffer.rows > block_rows else 0,
             generation=generations.get(self.partition, 0),
             back=None if ledger is None else ledger.look_back(ranges[0].first),
+            history=self.committer.history(self.partition),
         )
 
     def _is_repeated(self, announcement: Announcement) -> bool:

@@ -105,6 +105,7 @@ class Pipeline:
             queue_batches=settings.queue_batches,
             metrics=metrics,
             make_room=self._make_room,
+            rate=settings.rate_share,
         )
         self.ledgers = self.intake.ledgers
         self._context = context_of(strategy, settings)
@@ -330,6 +331,8 @@ class Pipeline:
         ledger = self.ledgers.open(
             partition, start, replayed_to=-1 if replay_to is None else replay_to
         )
+        if (history := self.committer.history(partition)) is not None:
+            ledger.until = history.until
         memory: Remembering | None = None
         if self._strategy.distincts:
             memory = Remembering(
@@ -347,7 +350,7 @@ class Pipeline:
             strategy,
             self._executor,
             ledger,
-            self.intake.inboxes.open(partition),
+            self.intake.inboxes.open(partition, ended=ledger.has_ended),
             lane,
             self._errors.clone(),
             self._map_parts,
@@ -408,9 +411,14 @@ class Pipeline:
 
     def idle_partitions(self) -> list[TopicPartition]:
         """Return the partitions that intake should fetch at once: there is room, and their maps are idle."""
-        if not self.intake.is_open or self.intake.budget.exhausted:
+        intake = self.intake
+        if not intake.is_open or intake.budget.exhausted or intake.is_slowed:
             return []
-        return [partition for partition, stage in self._maps.items() if stage.is_idle]
+        return [
+            partition
+            for partition, stage in self._maps.items()
+            if stage.is_idle and not intake.inboxes.has_ended(partition)
+        ]
 
     def stages(self) -> tuple[StageStatus, ...]:
         """Return the status of every stage, in the order of the flow."""

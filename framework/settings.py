@@ -269,6 +269,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool,
         about("End when everything that the topics had at the start is processed and committed."),
     ] = False
+    history: Annotated[
+        bool,
+        about(
+            "Read only what `kmr backfill` has planned for the group, and nothing of other partitions."
+        ),
+    ] = False
+    rate: Annotated[
+        Count | None,
+        about("Most records a second that are read, on average; several workers share it equally."),
+    ] = None
     workers: Annotated[
         Count | Literal["auto"],
         about(
@@ -396,6 +406,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return self.inflight_bytes
         share = min(_LARGEST_BUDGET, memory_limit() // self.worker_count // 16)
         return max(share, self.fetch.max_partition_bytes)
+
+    @property
+    def rate_share(self) -> float | None:
+        """The part of `rate` that one worker has."""
+        return None if self.rate is None else self.rate / self.worker_count
 
     @property
     def response_bytes(self) -> int:

@@ -133,6 +133,7 @@ class Worker:
             self._consumer,
             self._committer,
             revoke_deadline=settings.revoke_deadline,
+            only_history=settings.history,
             metrics=self.metrics,
         )
         self._liveness = Liveness(settings.stall_timeout)
@@ -432,7 +433,7 @@ class Worker:
                 committed=self._committer.committed(ledger.partition),
                 position=ledger.position,
                 start=consumer.start_offset(ledger.partition),
-                end=consumer.end_offset(ledger.partition),
+                end=consumer.end_offset(ledger.partition) if ledger.until is None else ledger.until,
                 paused=self._pipeline.intake.inboxes.is_paused(ledger.partition),
             )
             for ledger in sorted(self._pipeline.ledgers, key=lambda ledger: ledger.partition)

@@ -264,7 +264,14 @@ def drop(
     WORKER,
     without=(
         *("topics", "topic_pattern", "group", "until_caught_up", "auto_offset_reset", "executor"),
-        *("workers", "worker_restarts", "worker_restart_period", "worker_live_timeout"),
+        *(
+            "history",
+            "rate",
+            "workers",
+            "worker_restarts",
+            "worker_restart_period",
+            "worker_live_timeout",
+        ),
     ),
 )
 def replay(

@@ -46,6 +46,20 @@ class LookBack(NamedTuple):
     within: int
 
 
+class History(msgspec.Struct, frozen=True, array_like=True):
+    """The offsets that a group of `kmr backfill` reads of one partition. Every commit of it says which.
+
+    Attributes:
+        first: the first offset.
+        until: the offset after the last one: the cut, where another group begins.
+        engine: `worker` or `spark`.
+    """
+
+    first: int
+    until: int
+    engine: str = "worker"
+
+
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr", tag=1):
     """One range of one partition that is about to be written. As text: JSON with its version in `kmr`.
 
@@ -58,6 +72,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
         chunk: rows of each block, if the range is written in several; 0 if in one.
         generation: the generation of the partition's offsets.
         back: what is remembered before `first`; None if nothing is.
+        history: where the group ends to read the partition; None: nowhere.
     """
 
     first: int
@@ -68,6 +83,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
     chunk: int = 0
     generation: int = 0
     back: LookBack | None = None
+    history: History | None = None
 
     @property
     def metadata(self) -> str:
@@ -76,16 +92,21 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr", tag=2):
-    """The generation of a partition's offsets, where no range is announced; and what is remembered."""
+    """The generation of a partition's offsets, its history, and what is remembered; no range is announced."""
 
     generation: int
     back: LookBack | None = None
+    history: History | None = None
 
     @property
     def metadata(self) -> str:
-        """The text that is committed with any offset; empty for generation 0 and no memory."""
-        is_empty = not self.generation and self.back is None
+        """The text that is committed with any offset; empty if there is nothing to say."""
+        is_empty = not self.generation and self.back is None and self.history is None
         return "" if is_empty else msgspec.json.encode(self).decode()
+
+
+NO_HISTORY: Final = Generation(0, history=History(0, 0))
+"""Of a partition that is younger than the plan of `kmr backfill`: nothing of it is read."""
 
 
 def read_announcement(
@@ -118,6 +139,16 @@ def look_back_of(partition: TopicPartition, committed: CommitOffset | None) -> L
     """
     found = _read(partition, committed)
     return None if found is None else found.back
+
+
+def history_of(partition: TopicPartition, committed: CommitOffset | None) -> History | None:
+    """Read the history in a committed offset; None if there is none.
+
+    Raises:
+        ConsumerError: a newer version of kmr wrote the metadata.
+    """
+    found = _read(partition, committed)
+    return None if found is None else found.history
 
 
 def next_generation(before: Iterable[int] = ()) -> int:

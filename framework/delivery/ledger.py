@@ -62,6 +62,7 @@ class Ledger:
         position: the next offset to read; None before the first batch.
         replayed_to: last offset of the announced range that is read again, -1 if there is none.
         look_back: returns what is remembered before an offset, for the metadata of a commit.
+        until: the offset where reading ends; None: nowhere.
     """
 
     def __init__(self, partition: TopicPartition, start: int | None, generation: int) -> None:
@@ -71,6 +72,7 @@ class Ledger:
         self.position = start
         self.replayed_to = -1
         self.look_back: Callable[[int], LookBack | None] = lambda _offset: None
+        self.until: int | None = None
         # Settled ranges above the watermark; they neither touch nor overlap.
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -93,6 +95,23 @@ class Ledger:
     def is_replaying(self) -> bool:
         """Whether the end of an announced range has not been read again yet."""
         return (self.position or 0) <= self.replayed_to
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether everything below `until` was taken in."""
+        return self.until is not None and (self.position or 0) >= self.until
+
+    def within(self, batch: Batch) -> Batch | None:
+        """Return the part of the next batch that is read; None if there is none.
+
+        Offsets before `until` that a gap hides are a part without records, so that they are settled.
+        """
+        if self.until is None or batch.last < self.until:
+            return batch
+        if self.has_ended:
+            return None
+        first = min(batch.first, self.position if self.position is not None else batch.first)
+        return batch.slice(first, self.until - 1)
 
     @property
     def has_unsettled(self) -> bool:

@@ -268,6 +268,7 @@ class Shared(Protocol):
 @dataclass(slots=True)
 class _Inbox:
     stream: MemoryObjectSendStream[Batch]
+    ended: bool
     paused: bool = False
 
 
@@ -290,11 +291,23 @@ class MapInboxes:
         self._queue_batches = queue_batches
         self._inboxes: dict[TopicPartition, _Inbox] = {}
 
-    def open(self, partition: TopicPartition) -> MemoryObjectReceiveStream[Batch]:
-        """Make the inbox of a new partition."""
+    def open(
+        self, partition: TopicPartition, *, ended: bool = False
+    ) -> MemoryObjectReceiveStream[Batch]:
+        """Make the inbox of a new partition; `ended`: nothing of it is read."""
         send, receive = anyio.create_memory_object_stream["Batch"](math.inf)
-        self._inboxes[partition] = _Inbox(send)
+        self._inboxes[partition] = _Inbox(send, ended)
         return receive
+
+    def end(self, partition: TopicPartition) -> None:
+        """Pause a partition for good: its history is read."""
+        self._inboxes[partition].ended = True
+        self._consumer.pause([partition])
+
+    def has_ended(self, partition: TopicPartition) -> bool:
+        """Return whether nothing more is read of a partition."""
+        inbox = self._inboxes.get(partition)
+        return inbox is not None and inbox.ended
 
     def close(self, partition: TopicPartition) -> None:
         """Close a partition's inbox: its map ends when it has taken the batches in it."""
@@ -334,11 +347,13 @@ class MapInboxes:
         inbox = self._inboxes.get(partition)
         if inbox is not None and inbox.paused:
             inbox.paused = False
-            self._consumer.resume([partition])
+            if not inbox.ended:
+                self._consumer.resume([partition])
 
     def pause_again(self) -> None:
         """Repeat all pauses after a rebalance, in which the consumer forgot them."""
-        self._consumer.pause([name for name, inbox in self._inboxes.items() if inbox.paused])
+        paused = [name for name, each in self._inboxes.items() if each.paused or each.ended]
+        self._consumer.pause(paused)
 
     def waiting(self, partition: TopicPartition) -> int:
         """Return how many batches wait for the partition's map."""

@@ -17,7 +17,7 @@ from ..record import SCHEMA, Batch
 from .backpressure import Budget, MapInboxes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ..delivery.ledger import InflightBatch
     from ..kafka.consumer import Consumer
@@ -38,8 +38,10 @@ class Intake:
         inflight_bytes: bytes of unsettled records and their rows at which intake stops.
         queue_batches: batches that wait for one partition's map before the partition is paused.
         make_room: called when the budget becomes exhausted; flushes the collected rows.
+        rate: most offsets a second that are taken in, on average; None: no limit.
 
     Attributes:
+        is_slowed: it waits, because more was taken in than the rate allows.
         is_open: while it is False, batches are discarded: a rebalance is under way, and the next
             assignment decides where reading continues.
     """
@@ -52,6 +54,7 @@ class Intake:
         queue_batches: int,
         metrics: Metrics,
         make_room: Callable[[], None],
+        rate: float | None = None,
     ) -> None:
         self._consumer = consumer
         self._metrics = metrics
@@ -62,6 +65,10 @@ class Intake:
         metrics.inflight.set_function(lambda: self.budget.used)
         self.ledgers = Ledgers(self._settled, self.budget.add)
         self.is_open = False
+        self.is_slowed = False
+        self._rate = rate
+        self._due = 0.0  # when the rate allows more
+        self._resumed = 0  # how often
         self.consumed = 0
         self.settled = 0
         self._waiting_since: float | None = None
@@ -81,8 +88,33 @@ class Intake:
                 batches = await self._consumer.poll(self.budget.room)
             except OffsetOutOfRange as error:
                 raise self._explain(error) from error
+            if self._rate is not None:
+                await self._take_in_slowly(batches, self._rate)
+                continue
             for batch in batches:
                 self._take_in(batch)
+
+    async def _take_in_slowly(self, batches: Iterable[Batch], rate: float) -> None:
+        """Take in what the rate allows in a second, one part after the other.
+
+        What is left when a rebalance has ended is dropped: it is read again, here or elsewhere.
+        """
+        most, resumed = max(1, int(rate)), self._resumed
+        for batch in batches:
+            for first in range(batch.first, batch.last + 1, most):
+                if self._resumed != resumed or not self.is_open:
+                    return
+                self._take_in(batch.slice(first, min(first + most - 1, batch.last)))
+                seconds = min(most, batch.last + 1 - first) / rate
+                self._due = max(self._due, anyio.current_time()) + seconds
+                await self._wait_until_due()
+
+    async def _wait_until_due(self) -> None:
+        self.is_slowed = True
+        try:
+            await anyio.sleep_until(self._due)
+        finally:
+            self.is_slowed = False
 
     @property
     def waited(self) -> float:
@@ -100,6 +132,7 @@ class Intake:
 
     def resume(self) -> None:
         """Take in batches again after a rebalance."""
+        self._resumed += 1
         self.inboxes.pause_again()
         self.is_open = True
 
@@ -144,6 +177,12 @@ class Intake:
             _log.warning("records were read twice: dropped", batch=repr(batch))
             self._consumer.seek(partition, ledger.position)
             return
+        part = ledger.within(batch)
+        if ledger.until is not None and batch.last + 1 >= ledger.until:
+            self.inboxes.end(partition)
+        if part is None:
+            return
+        batch = part
         self.ledgers.take_in(batch)
         offsets = batch.last - batch.first + 1
         self.consumed += offsets

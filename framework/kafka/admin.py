@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
@@ -133,11 +133,14 @@ class NotAllowed(ConsumerError):
 
 
 @asynccontextmanager
-async def connect_admin(to: ConnectionConfig | Mapping[str, Any]) -> AsyncIterator[Admin]:
+async def connect_admin(
+    to: ConnectionConfig | Mapping[str, Any], isolation_level: str = "read_uncommitted"
+) -> AsyncIterator[Admin]:
     """Connect for the duration of a `with` block.
 
     Args:
         to: a connection, or options of aiokafka's clients.
+        isolation_level: with `read_committed`, a log ends where an open transaction begins.
 
     Raises:
         BrokerUnavailable: no broker answers.
@@ -148,7 +151,7 @@ async def connect_admin(to: ConnectionConfig | Mapping[str, Any]) -> AsyncIterat
     else:
         servers, options = to["bootstrap_servers"], dict(to)
         config = ConnectionConfig(bootstrap_servers=servers, request_timeout=_ANY_REQUEST_TIMEOUT)
-    consumer = aiokafka.AIOKafkaConsumer(**options)
+    consumer = aiokafka.AIOKafkaConsumer(**options, isolation_level=isolation_level)
     async with AsyncExitStack() as stack:
         await connect(consumer, config)
         stack.push_async_callback(consumer.stop)
@@ -262,6 +265,31 @@ class Admin:
         """Return the addresses of all brokers."""
         answer = await self._metadata("the list of brokers", ())
         return [f"{broker.host}:{broker.port}" for broker in answer.brokers]
+
+    async def log_sizes(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the bytes of the logs; without those that no broker tells, or that we may not ask for."""
+        from kio.schema.describe_log_dirs.v1 import DescribeLogDirsRequest
+        from kio.schema.describe_log_dirs.v1.request import DescribableLogDirTopic
+
+        numbers: dict[str, list[int]] = {}
+        for topic, number in partitions:
+            numbers.setdefault(topic, []).append(number)
+        wanted = tuple(
+            DescribableLogDirTopic(topic=topic, partitions=tuple(each))  # type: ignore[arg-type]
+            for topic, each in numbers.items()
+        )
+        found: dict[TopicPartition, int] = {}
+        for broker in self._consumer._client.cluster.brokers():
+            with suppress(ConsumerError), self._explain("the sizes of logs"):
+                answer = await self._send(DescribeLogDirsRequest(topics=wanted), broker.nodeId)
+                found |= {
+                    TopicPartition(topic.name, part.partition_index): part.partition_size
+                    for directory in answer.results
+                    for topic in directory.topics
+                    for part in topic.partitions
+                    if not part.is_future_key
+                }
+        return found
 
     async def topics(self, names: Sequence[str] | None) -> dict[str, TopicFacts]:
         """Return what is known of these topics, or of all that we may describe. It creates none."""

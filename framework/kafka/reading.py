@@ -17,9 +17,10 @@ from .fetching import BatchFetcher
 from .start_positions import NO_POSITION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
     from ..record import Batch
+    from ..settings import IsolationLevel
     from .connection import ConnectionConfig, ConsumerConfig
 
 _PARTITION_BYTES: Final = 4 * 1024 * 1024
@@ -34,19 +35,21 @@ class Window:
         last: at most so many offsets at the end of each partition; None: all.
         since: only records from this time on, in milliseconds since 1970; None: of any time.
         follow: go on with new records, without end.
+        spans: only these partitions, from the first offset to the one before the second; None: all.
+        isolation_level: `read_committed` leaves out records of open and aborted transactions.
     """
 
     last: int | None = None
     since: int | None = None
     follow: bool = False
+    spans: Mapping[int, tuple[int, int]] | None = None
+    isolation_level: IsolationLevel = "read_committed"
 
 
 async def read_topic(
     config: ConnectionConfig, topic: str, window: Window = Window()
 ) -> AsyncIterator[Batch]:
     """Yield what a topic has at the time of the call, in order within each partition.
-
-    Records of open and aborted transactions are left out.
 
     Raises:
         BrokerUnavailable: no broker answers.
@@ -57,7 +60,7 @@ async def read_topic(
         **config.client_options(),
         enable_auto_commit=False,
         auto_offset_reset="none",
-        isolation_level="read_committed",
+        isolation_level=window.isolation_level,
         max_partition_fetch_bytes=_PARTITION_BYTES,
     )
     await connect(consumer, config)
@@ -75,11 +78,17 @@ async def read_topic(
             starts = {at: max(first, ends[at] - window.last) for at, first in starts.items()}
         if window.follow:
             ends = dict.fromkeys(partitions, 2**63 - 1)
+        if window.spans is not None:
+            partitions = [at for at in partitions if at.partition in window.spans]
+            starts, ends = (
+                {at: window.spans[at.partition][side] for at in partitions} for side in (0, 1)
+            )
         left = {partition for partition in partitions if starts[partition] < ends[partition]}
         if not left:
             return
         await consumer._fetcher.close()
-        consumer._fetcher = fetcher = BatchFetcher(consumer._fetcher, BatchDecoder(), "earliest")
+        decoder = BatchDecoder(read_committed=window.isolation_level == "read_committed")
+        consumer._fetcher = fetcher = BatchFetcher(consumer._fetcher, decoder, "earliest")
         consumer.assign([aiokafka.TopicPartition(*partition) for partition in left])
         for partition in left:
             consumer.seek(aiokafka.TopicPartition(*partition), starts[partition])

@@ -15,13 +15,18 @@ from ..service.process_end import ExitCode, ProcessEnd
 from .supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     from ..settings import Settings
 
 
-def run_workers(settings: Settings, config: Path | None, flags: Mapping[str, object]) -> int:
+def run_workers(
+    settings: Settings,
+    config: Path | None,
+    flags: Mapping[str, object],
+    around: Callable[[Awaitable[tuple[int, str]]], Awaitable[tuple[int, str]]] = lambda work: work,
+) -> int:
     """Run several workers until a signal: the first SIGTERM or SIGINT drains all, a second one ends all.
 
     SIGHUP replaces one worker after the other. When `shutdown_deadline` has passed since the first signal,
@@ -30,14 +35,20 @@ def run_workers(settings: Settings, config: Path | None, flags: Mapping[str, obj
     Args:
         config: the TOML file; each worker reads it again.
         flags: the command line's settings, by dotted name.
+        around: awaits the workers, and may do something beside them.
 
     Returns:
         The exit code (`ExitCode`).
     """
-    return anyio.run(_run, settings, config, flags)
+    return anyio.run(_run, settings, config, flags, around)
 
 
-async def _run(settings: Settings, config: Path | None, flags: Mapping[str, object]) -> int:
+async def _run(
+    settings: Settings,
+    config: Path | None,
+    flags: Mapping[str, object],
+    around: Callable[[Awaitable[tuple[int, str]]], Awaitable[tuple[int, str]]],
+) -> int:
     supervisor = Supervisor(settings, config, flags)
     loop = asyncio.get_running_loop()
 
@@ -50,7 +61,7 @@ async def _run(settings: Settings, config: Path | None, flags: Mapping[str, obje
         supervisor.roll()
     ProcessEnd(supervisor.deadline, request, supervisor.kill).arm(hangup=False)
     async with notifying(supervisor.service_state):
-        code, message = await supervisor.run()
+        code, message = await around(supervisor.run())
     if code != ExitCode.CLEAN:
         print(f"kmr: {message}", file=sys.stderr)  # noqa: T201  the user's message
     return code

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CreateTopic(Protocol):
-    async def __call__(self, topic: str, partitions: int = 1) -> None: ...
+    async def __call__(self, topic: str, partitions: int = 1, **settings: str) -> None: ...
 
 
 class Produce(Protocol):
@@ -31,8 +31,9 @@ async def create_topic(broker: Broker) -> AsyncIterator[CreateTopic]:
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     await admin.start()
 
-    async def create(topic: str, partitions: int = 1) -> None:
-        response = await admin.create_topics([NewTopic(topic, partitions, 1)])
+    async def create(topic: str, partitions: int = 1, **settings: str) -> None:
+        new = NewTopic(topic, partitions, 1, topic_configs=settings)
+        response = await admin.create_topics([new])
         assert [code for _, code, *_ in response.topic_errors] == [0]
 
     yield create

@@ -58,9 +58,9 @@ def test_metadata_of_earlier_versions_is_generation_0_and_generation_0_is_writte
 
 
 def test_the_next_generation_is_above_all_others_and_is_never_used_again() -> None:
-    now = int(time.time())
+    now = int(time.time() * 1000)
     assert next_generation([]) >= now
-    assert next_generation([0, now + 1000, 5]) == now + 1001
+    assert next_generation([0, now + 10**6, 5]) == now + 10**6 + 1
 
 
 def test_a_generation_above_0_is_a_part_of_the_token_of_its_partition() -> None:

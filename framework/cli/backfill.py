@@ -1,0 +1,177 @@
+"""`kmr backfill`: read the history of topics beside a live group."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import anyio
+from cyclopts import Parameter
+from rich.filesize import decimal
+from rich.text import Text
+
+from ..config.flags import Given, settings_flags
+from ..errors import SettingsError, StrategyError
+from ..history.backfill import (
+    Wanted,
+    begin,
+    beside,
+    follow,
+    offsets_left,
+    prepare,
+    worker_flags,
+)
+from ..history.plan import history_group
+from ..history.progress import view_of
+from ..kafka.subscription import Subscription
+from ..loading import load_strategy
+from ..observe.logs import setup_logs
+from ..settings import WORKER, Settings
+from .offsets import milliseconds
+from .output import plain_console, plain_table
+
+if TYPE_CHECKING:
+    from ..history.backfill import Prepared
+    from ..history.plan import Bound, Plan
+    from ..strategy import Strategy
+
+_FIRST = (
+    "config", "topics", "group", "bootstrap_servers", "begin", "until", "engine", "workers", "rate",
+    "dry_run", "http_port", "log_level",
+)  # fmt: skip
+_OURS = ("auto_offset_reset", "group_instance_id", "history", "on_out_of_range", "until_caught_up")
+
+
+@settings_flags(WORKER, positional="strategy", without=_OURS, first=_FIRST)
+def backfill(
+    strategy: str | None = None,
+    /,
+    *,
+    given: Given[Settings],
+    begin: Annotated[str, Parameter("--from")] = "earliest",
+    until: str = "now",
+    engine: Literal["worker"] = "worker",
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Read the history of topics into the table of a group that follows the present.
+
+    It chooses one offset for each partition, the cut, and commits it as the start of the group. From then
+    on workers of the group may run (`kmr run`): they begin at the cut. The history, up to the cut, is read
+    by workers of the group GROUP.backfill. At the end a count proves that every offset of the history is in
+    the table once, was filtered, or is a dead letter; the exit code is 1 if it is not.
+
+    Interrupt it at any time, in any way: the same command goes on where it was.
+
+    For example:
+
+        kmr backfill hits:strategy --topic hits --group errors --dry-run
+        kmr backfill hits:strategy --topic hits --group errors --workers 4
+
+    Parameters
+    ----------
+    strategy
+        The strategy: module:attribute. The current directory is searched first.
+    begin
+        Where the history begins: earliest, a time (ISO 8601, or milliseconds since 1970), or offsets by
+        partition (0:1500,1:900).
+    until
+        The cut: now, which is the end of each log, a time, or offsets by partition.
+    engine
+        worker: as many processes as --workers says.
+    dry_run
+        Print the plan, with records and bytes; change nothing.
+    """
+    settings = given.load(strategy=strategy)
+    if settings.strategy is None:
+        raise SettingsError("strategy is not set: give it as in `kmr backfill module:strategy`")
+    setup_logs(settings.log)
+    wanted = Wanted(_bound("--from", begin, "earliest"), _bound("--until", until, "now"), engine)
+    loaded = load_strategy(settings.strategy)
+    loaded.validate()
+    if loaded.distincts:
+        raise StrategyError(
+            "kmr backfill: the worker of the present does not remember the history, so Distinct would pass "
+            "duplicates on both sides of the cut; read everything by one group with `kmr run`"
+        )
+    loaded.refuse_loop(
+        Subscription(settings.topics, settings.topic_pattern), settings.bootstrap_servers
+    )
+    prepared = anyio.run(prepare, settings, wanted)
+    _show_plan(prepared)
+    if dry_run:
+        plain_console().print("dry run: nothing was changed")
+        return 0
+    plan = anyio.run(_begin, settings, prepared)
+    code = 0
+    if prepared.done < plan.offsets:
+        code = _read(given, settings, plan)
+    left = anyio.run(offsets_left, settings, plan)
+    if left:
+        plain_console(stderr=True).print(
+            f"kmr: {left:,} of {plan.offsets:,} offsets are left; the same command goes on"
+        )
+        return code or 1
+    return _count(settings, loaded, plan)
+
+
+async def _begin(settings: Settings, prepared: Prepared) -> Plan:
+    return await begin(settings, prepared)
+
+
+def _read(given: Given[Settings], settings: Settings, plan: Plan) -> int:
+    """Read the history with workers; return their exit code."""
+    from ..supervisor.command import run_workers
+
+    flags = {**given.flags, **worker_flags(settings)}
+    view = view_of(plan)
+    own = given.load(strategy=settings.strategy, **worker_flags(settings))
+    watch = partial(follow, settings, plan, view)
+    return run_workers(own, given.config, flags, lambda work: beside(work, watch))
+
+
+def _count(settings: Settings, strategy: Strategy, plan: Plan) -> int:
+    from ..history.audit import audit
+
+    result = anyio.run(audit, settings, strategy, plan)
+    console = plain_console()
+    for line in result.lines():
+        console.print(line)
+    return 0 if result.is_complete else 1
+
+
+def _show_plan(prepared: Prepared) -> None:
+    plan = prepared.plan
+    console = plain_console()
+    table = plain_table("Partition", "From", "Cut", "Offsets", "Bytes", left=("Partition",))
+    for at, history in plan.histories.items():
+        size = plan.sizes.get(at)
+        table.add_row(
+            Text(str(at)),
+            f"{history.first:,}",
+            f"{history.until:,}",
+            f"{history.until - history.first:,}",
+            "-" if size is None else decimal(size),
+        )
+    console.print(table)
+    total = f", about {decimal(sum(plan.sizes.values()))}" if plan.sizes else ""
+    console.print(f"{plan.offsets:,} offsets{total}, read by group {history_group(plan.group)}")
+    if not prepared.is_new:
+        console.print(
+            f"it goes on: {prepared.done:,} offsets are done; --from and --until were given at its first run"
+        )
+
+
+def _bound(flag: str, text: str, word: str) -> Bound:
+    """Parse a place. Raises SettingsError."""
+    if text == word:
+        return "start" if word == "earliest" else "end"
+    pairs = [pair.partition(":") for pair in text.split(",")]
+    if all(a.strip().isdecimal() and b.strip().isdecimal() for a, _, b in pairs):
+        return {int(a): int(b) for a, _, b in pairs}
+    try:
+        return milliseconds(text, flag)
+    except SettingsError:
+        raise SettingsError(
+            f"{flag} must be {word}, a time such as 2026-01-31T12:00:00Z or milliseconds since 1970, or "
+            f"offsets by partition such as 0:1500,1:900, not {text!r}"
+        ) from None

@@ -1,0 +1,1 @@
+"""Backfill: read the history of topics beside a live group, from the same cut."""

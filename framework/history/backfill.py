@@ -1,0 +1,167 @@
+"""A backfill: plan, cut, read the history, count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio
+import structlog
+
+from ..errors import ConsumerError, SettingsError
+from ..kafka.admin import connect_admin
+from ..kafka.connection import connection_config
+from ..kafka.subscription import Subscription
+from .cut import commit_cut, refuse_members
+from .plan import Plan, history_group
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from ..settings import Settings
+    from .plan import Bound, Engine
+    from .progress import View
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
+
+_INTERVAL: Final = 1.0  # seconds between looks at the committed offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a command asks for; a plan that exists has its own answers.
+
+    Attributes:
+        begin: where the history begins.
+        end: where it ends, and the present begins.
+        engine: what reads it.
+    """
+
+    begin: Bound
+    end: Bound
+    engine: Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan.
+
+    Attributes:
+        is_new: nothing of it is committed yet.
+        is_cut: the group of the present begins at the cut.
+        done: offsets that are done, of all partitions.
+    """
+
+    plan: Plan
+    is_new: bool
+    is_cut: bool
+    done: int
+
+
+async def prepare(settings: Settings, wanted: Wanted) -> Prepared:
+    """Return the plan of an earlier run, else choose one; commit nothing.
+
+    Args:
+        settings: with the group of the present.
+
+    Raises:
+        ConsumerError: the cut cannot be committed: the reason says what is in the way.
+        SettingsError: the plan is of another engine.
+    """
+    subscription = Subscription(settings.topics, settings.topic_pattern)
+    async with connect_admin(connection_config(settings), settings.isolation_level) as admin:
+        partitions = await admin.partitions_of(subscription)
+        topics = {at.topic for at in partitions}
+        history = await admin.list_group_offsets(history_group(settings.group))
+        present = await admin.list_group_offsets(settings.group)
+        plan = Plan.of_commits(settings.group, history, topics)
+        if plan is not None:
+            _require_engine(plan, wanted.engine)
+            is_cut = plan.is_adopted(present)
+            if not is_cut:
+                await refuse_members(admin, settings.group)
+            return Prepared(plan, False, is_cut, sum(plan.done(history).values()))  # noqa: FBT003
+        plan = await Plan.choose(
+            admin,
+            settings.group,
+            partitions,
+            begin=wanted.begin,
+            end=wanted.end,
+            engine=wanted.engine,
+        )
+        plan.refuse_commits(present)
+        await refuse_members(admin, settings.group)
+        return Prepared(plan, True, False, 0)  # noqa: FBT003
+
+
+def _require_engine(plan: Plan, engine: Engine) -> None:
+    begun = {each.engine for each in plan.histories.values()}
+    if begun != {engine}:
+        raise SettingsError(
+            f"the backfill of group {plan.group} was begun with --engine {', '.join(sorted(begun))}: what it "
+            "has written is known to that engine alone. Go on with it"
+        )
+
+
+async def begin(settings: Settings, prepared: Prepared) -> Plan:
+    """Commit what is not committed yet, and return the plan. Raises ConsumerError as `commit_cut`."""
+    if not prepared.is_cut:
+        async with connect_admin(connection_config(settings)) as admin:
+            await commit_cut(admin, settings, prepared.plan)
+        _log.info(
+            "the cut is committed: workers of the group may start",
+            group=settings.group,
+            cut={str(at): entry.offset for at, entry in prepared.plan.cut.items()},
+        )
+    return prepared.plan
+
+
+async def follow(settings: Settings, plan: Plan, view: View) -> None:
+    """Show the progress of a plan until cancelled, or until it is done. Raises nothing of a broker."""
+    trouble = ""
+    with view:
+        while True:
+            try:
+                async with connect_admin(connection_config(settings)) as admin:
+                    while True:
+                        committed = await admin.list_group_offsets(history_group(plan.group))
+                        done = plan.done(committed)
+                        view.show(done, anyio.current_time())
+                        if sum(done.values()) >= plan.offsets:
+                            return
+                        await anyio.sleep(_INTERVAL)
+            except ConsumerError as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.warning("progress unknown, trying again", reason=trouble)
+                await anyio.sleep(_INTERVAL)
+
+
+async def offsets_left(settings: Settings, plan: Plan) -> int:
+    """Return how many offsets of the history are not done. Raises ConsumerError."""
+    async with connect_admin(connection_config(settings)) as admin:
+        committed = await admin.list_group_offsets(history_group(plan.group))
+    return plan.offsets - sum(plan.done(committed).values())
+
+
+def worker_flags(settings: Settings) -> dict[str, Any]:
+    """Return the settings with which workers read the history of `settings.group`."""
+    return {
+        "group": history_group(settings.group),
+        "history": True,
+        "until_caught_up": True,
+        "auto_offset_reset": "error",
+        "on_out_of_range": "error",
+        "group_instance_id": None,
+    }
+
+
+async def beside(work: Awaitable[T], watch: Callable[[], Coroutine[Any, Any, None]]) -> T:
+    """Await `work`, with `watch` beside it until it has seen the end; return the result of `work`."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        result = await work
+        tasks.cancel_scope.deadline = anyio.current_time() + 2 * _INTERVAL
+    return result

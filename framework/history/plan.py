@@ -1,0 +1,216 @@
+"""The plan of a backfill: of each partition the first offset of the history, and the cut where it ends.
+
+The history is read by a group of its own, `GROUP.backfill`. Its committed offsets have the plan in their
+metadata, so whoever runs the command again, on any machine, finds it, and how far it is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from ..delivery.announcement import (
+    Generation,
+    History,
+    generation_of,
+    history_of,
+    next_generation,
+)
+from ..errors import ConsumerError, OffsetOutOfRange
+from ..kafka.consumer import CommitOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ..kafka.admin import Admin
+    from ..record import TopicPartition
+
+Engine: TypeAlias = Literal["worker", "spark"]
+
+Bound: TypeAlias = "Literal['start', 'end'] | int | Mapping[int, int]"
+"""A place in each partition: the start or end of its log, a time in milliseconds since 1970, or offsets by
+partition."""
+
+_SHOWN = 3
+
+
+def history_group(group: str) -> str:
+    """Return the name of the group that reads the history of a group."""
+    return f"{group}.backfill"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a backfill reads.
+
+    Attributes:
+        group: the group of the present, which begins at the cut.
+        generation: that of the offsets of both groups.
+        histories: first offset and cut of each partition.
+        sizes: bytes of the histories, estimated from the sizes of the logs; where a broker tells them.
+    """
+
+    group: str
+    generation: int
+    histories: Mapping[TopicPartition, History]
+    sizes: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets the history has."""
+        return sum(each.until - each.first for each in self.histories.values())
+
+    @property
+    def cut(self) -> dict[TopicPartition, CommitOffset]:
+        """The committed offsets with which the group of the present begins."""
+        metadata = Generation(self.generation).metadata
+        return {at: CommitOffset(each.until, metadata) for at, each in self.histories.items()}
+
+    @property
+    def beginning(self) -> dict[TopicPartition, CommitOffset]:
+        """The committed offsets with which the group of the history begins."""
+        return {
+            at: CommitOffset(each.first, Generation(self.generation, history=each).metadata)
+            for at, each in self.histories.items()
+        }
+
+    @classmethod
+    def of_commits(
+        cls, group: str, committed: Mapping[TopicPartition, CommitOffset], topics: Iterable[str]
+    ) -> Plan | None:
+        """Return the plan in the committed offsets of `history_group(group)`; None if they have none.
+
+        Raises:
+            ConsumerError: a newer version of kmr wrote them.
+        """
+        wanted = set(topics)
+        found = {
+            at: history
+            for at, entry in sorted(committed.items())
+            if at.topic in wanted and (history := history_of(at, entry)) is not None
+        }
+        if not found:
+            return None
+        return cls(group, max(generation_of(at, committed[at]) for at in found), found)
+
+    @classmethod
+    async def choose(
+        cls,
+        admin: Admin,
+        group: str,
+        partitions: Iterable[TopicPartition],
+        *,
+        begin: Bound,
+        end: Bound,
+        engine: Engine,
+    ) -> Plan:
+        """Choose the cut of each partition, once.
+
+        Raises:
+            OffsetOutOfRange: a place is not in the log.
+            ConsumerError: no broker answers, or offsets do not name every partition.
+        """
+        wanted = sorted(partitions)
+        starts, ends = await admin.beginning_offsets(wanted), await admin.end_offsets(wanted)
+        firsts = await _places(admin, begin, starts, ends, "--from")
+        cuts = await _places(admin, end, starts, ends, "--until")
+        logs = await admin.log_sizes(wanted)
+        histories, sizes = {}, {}
+        for at in wanted:
+            first, cut = firsts[at], cuts[at]
+            if first > cut:
+                raise OffsetOutOfRange(
+                    f"{at}: --from is offset {first}, after the cut at {cut}; choose an earlier one",
+                    at,
+                )
+            histories[at] = History(first, cut, engine)
+            if at in logs:
+                sizes[at] = logs[at] * (cut - first) // max(1, ends[at] - starts[at])
+        return cls(group, next_generation(()), histories, sizes)
+
+    def done(self, committed: Mapping[TopicPartition, CommitOffset]) -> dict[TopicPartition, int]:
+        """Return how many offsets of each partition are done, by the commits of the history's group."""
+        return {
+            at: max(0, min(committed[at].offset, history.until) - history.first)
+            if at in committed
+            else 0
+            for at, history in self.histories.items()
+        }
+
+    def is_adopted(self, committed: Mapping[TopicPartition, CommitOffset]) -> bool:
+        """Return whether the group of the present begins at the cut, by its commits.
+
+        Raises:
+            ConsumerError: it has other commits, with which records would be doubled or skipped.
+        """
+        ours = {at: committed[at] for at in self.histories if at in committed}
+        if not ours:
+            return False
+        wrong = [
+            f"{at}: {entry.offset:,} (the cut is {self.histories[at].until:,})"
+            for at, entry in ours.items()
+            if entry.offset < self.histories[at].until or generation_of(at, entry) < self.generation
+        ]
+        wrong += [f"{at}: nothing" for at in self.histories if at not in ours]
+        if wrong:
+            raise ConsumerError(
+                f"group {self.group} does not begin at the cut of its backfill: its offsets were reset, or "
+                f"a worker began without one. It has committed {_some(wrong)}. Stop its workers, take "
+                f"its rows out of the table, and delete both groups ({history_group(self.group)} too); "
+                "or backfill for a new group"
+            )
+        return True
+
+    def refuse_commits(self, committed: Mapping[TopicPartition, CommitOffset]) -> None:
+        """Check that the cut passes no commit of the group.
+
+        Raises:
+            ConsumerError: the group has read, or would never read, records on one side of the cut.
+        """
+        passed = [
+            f"{at}: {committed[at].offset:,} (the cut would be {history.until:,})"
+            for at, history in self.histories.items()
+            if at in committed
+        ]
+        if passed:
+            raise ConsumerError(
+                f"group {self.group} has committed offsets, which the cut would pass: {_some(passed)}. What "
+                "it has read before is in its table and would be doubled, what is between would be skipped. "
+                "Backfill for a new group, into another table; or delete the group if its rows are gone"
+            )
+
+
+def _some(texts: list[str]) -> str:
+    more = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+async def _places(
+    admin: Admin,
+    bound: Bound,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    flag: str,
+) -> dict[TopicPartition, int]:
+    """Return the offset of a bound in each partition."""
+    if bound == "start":
+        return dict(starts)
+    if bound == "end":
+        return dict(ends)
+    if isinstance(bound, int):
+        found = await admin.offsets_for_times(dict.fromkeys(starts, bound))
+        return {at: ends[at] if (at_time := found[at]) is None else at_time for at in starts}
+    assert not isinstance(bound, str)  # noqa: S101  for the type
+    missing = sorted({at.partition for at in starts} ^ set(bound))
+    if missing or len({at.topic for at in starts}) > 1:
+        raise ConsumerError(
+            f"{flag}: offsets must name every partition of one topic, and no other; they differ in partition "
+            f"{', '.join(map(str, missing)) or '(there are several topics)'}"
+        )
+    places = {at: bound[at.partition] for at in starts}
+    for at, offset in places.items():
+        if not starts[at] <= offset <= ends[at]:
+            raise OffsetOutOfRange(
+                f"{flag}: {at} has offsets {starts[at]} to {ends[at]} (exclusive), not {offset}", at
+            )
+    return places

@@ -1,0 +1,153 @@
+"""The progress of a backfill, from the committed offsets of its group: the same for workers and Spark."""
+
+from __future__ import annotations
+
+import math
+import sys
+from abc import abstractmethod
+from collections import deque
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final, Self
+
+import structlog
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from ..config.schema import SECONDS, show_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..record import TopicPartition
+    from .plan import Plan
+
+_log = structlog.get_logger(__name__)
+
+_WINDOW: Final = 60.0  # seconds, of which the rate is
+_INTERVAL: Final = 10.0  # seconds between lines of the log
+_MOST: Final = 16
+"""Partitions with a bar, or in a line of the log: those with the most left."""
+
+
+class Pace:
+    """How fast a backfill is, by what was done at several moments.
+
+    Args:
+        total: offsets of the whole history.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._moments: deque[tuple[float, int]] = deque()
+
+    def note(self, done: int, now: float) -> None:
+        """Note how many offsets are done now."""
+        self._moments.append((now, done))
+        while now - self._moments[0][0] > _WINDOW:
+            self._moments.popleft()
+
+    @property
+    def done(self) -> int:
+        """Offsets that were done at the last moment."""
+        return self._moments[-1][1] if self._moments else 0
+
+    @property
+    def rate(self) -> float:
+        """Offsets a second in the last minute."""
+        if len(self._moments) < 2:
+            return 0.0
+        (begun, before), (now, done) = self._moments[0], self._moments[-1]
+        return max(0, done - before) / max(now - begun, 1e-9)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the end at this rate; infinite while nothing moves."""
+        left = self.total - self.done
+        return left / self.rate if self.rate else (math.inf if left else 0.0)
+
+    def __str__(self) -> str:
+        left = (
+            "?"
+            if math.isinf(self.seconds_left)
+            else show_quantity(round(self.seconds_left), SECONDS)
+        )
+        return f"{self.rate:,.0f} records/s, {left} left"
+
+
+class View(ExitStack):
+    """Shows progress while it is entered."""
+
+    @abstractmethod
+    def show(self, done: Mapping[TopicPartition, int], now: float) -> None:
+        """Show how many offsets of each partition are done at a time of a monotonic clock, in seconds."""
+
+
+class LogLines(View):
+    """A `View` that logs a line every ten seconds, and one at the end."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan = plan
+        self._pace = Pace(plan.offsets)
+        self._logged = -math.inf
+
+    def show(self, done: Mapping[TopicPartition, int], now: float) -> None:
+        self._pace.note(sum(done.values()), now)
+        is_done = self._pace.done >= self._pace.total
+        if now - self._logged < _INTERVAL and not is_done:
+            return
+        self._logged = now
+        left = self._pace.seconds_left
+        _log.info(
+            "backfill",
+            done=self._pace.done,
+            of=self._pace.total,
+            records_per_second=round(self._pace.rate),
+            seconds_left=None if math.isinf(left) else round(left),
+            records_left={str(at): behind for at, behind in most_behind(self._plan, done)},
+        )
+
+
+class Bars(View):
+    """A `View` of bars in a terminal: one for all, and one for each partition."""
+
+    def __init__(self, plan: Plan, console: Console | None = None) -> None:
+        super().__init__()
+        self._plan = plan
+        self._pace = Pace(plan.offsets)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[pace]}"),
+            console=console or Console(stderr=True),
+        )
+        self._all = self._progress.add_task("history", total=plan.offsets, pace="")
+        self._bars: dict[TopicPartition, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self.enter_context(self._progress)
+        return super().__enter__()
+
+    def show(self, done: Mapping[TopicPartition, int], now: float) -> None:
+        self._pace.note(sum(done.values()), now)
+        self._progress.update(self._all, completed=self._pace.done, pace=str(self._pace))
+        for at, _ in most_behind(self._plan, done):
+            if at not in self._bars and len(self._bars) < _MOST:
+                history = self._plan.histories[at]
+                total = history.until - history.first
+                self._bars[at] = self._progress.add_task(str(at), total=total, pace="")
+        for at, bar in self._bars.items():
+            self._progress.update(bar, completed=done[at])
+
+
+def most_behind(plan: Plan, done: Mapping[TopicPartition, int]) -> list[tuple[TopicPartition, int]]:
+    """Return the partitions with the most offsets left, and how many; without those that are done."""
+    left = {at: each.until - each.first - done[at] for at, each in plan.histories.items()}
+    behind = sorted(left.items(), key=lambda item: (-item[1], item[0]))
+    return [(at, offsets) for at, offsets in behind if offsets][:_MOST]
+
+
+def view_of(plan: Plan) -> View:
+    """Return bars if stderr is a terminal, else lines of the log."""
+    return Bars(plan) if sys.stderr.isatty() else LogLines(plan)

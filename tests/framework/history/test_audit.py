@@ -1,0 +1,120 @@
+"""The count at the end of a backfill: gaps are no loss; rows that are missing or doubled are found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import aiokafka
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import RecordsToDelete
+
+from kmr.broker.operations.maintenance import compact
+from kmr.kafka.admin import connect_admin
+
+if TYPE_CHECKING:
+    from tests.framework.history.conftest import Past
+
+
+async def test_marks_of_transactions_and_aborted_records_are_no_loss(past: Past) -> None:
+    producer = AIOKafkaProducer(
+        bootstrap_servers=past.broker.bootstrap_servers, transactional_id="x"
+    )
+    await producer.start()
+    try:
+        for commit in (True, False, True, False):
+            await producer.begin_transaction()
+            for _ in range(50):
+                await producer.send_and_wait("t", b"1", partition=2)
+            await (producer.commit_transaction if commit else producer.abort_transaction)()
+        await producer.begin_transaction()  # open: the cut is before it
+        await producer.send_and_wait("t", b"1", partition=2)
+        done = await past.run("--isolation-level", "read_committed")
+        await producer.abort_transaction()
+    finally:
+        await producer.stop()
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-2:] == [
+        (
+            "204 offsets of the history: 100 in the table, 0 filtered, 0 dead letters, 104 without a record, "
+            "0 missing, 0 doubled"
+        ),
+        "complete",
+    ]
+
+
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "internal.segment.bytes": "4000",
+    "min.cleanable.dirty.ratio": "0",
+}
+
+
+@pytest.mark.parametrize("past", [COMPACTED], indirect=True)
+async def test_gaps_of_compaction_also_one_at_the_cut_are_no_loss(past: Past) -> None:
+    await past.send(0, 3000, key=b"same")
+    await past.send(1, 10, key=b"same")
+    cut = "0:2000,1:5,2:0"
+    first = await past.run("--dry-run", "--until", cut)
+    assert first.code == 0, first.err
+    topics = past.broker._topics
+    assert topics is not None
+    for partition in topics.partitions:
+        if partition.topic == "t":
+            await compact(partition, topics, now_ms=2_000_000_000_000)
+    done = await past.run("--until", cut)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == "complete"
+    gaps = int(done.out.splitlines()[-2].split(" dead letters, ")[1].split()[0].replace(",", ""))
+    assert gaps > 1000
+    async with past.running("run"):
+        await past.until_done(past.group, 3010)
+    assert past.doubled() == 0
+    assert past.found()[-1] == (1, 9)
+
+
+async def test_rows_that_are_missing_or_doubled_fail_the_count(past: Past) -> None:
+    await past.send(0, 1000)
+    assert (await past.run()).code == 0
+    past.delete("offset = 500")
+    past.client.command(
+        f"INSERT INTO {past.table} SELECT * FROM {past.table} WHERE offset IN (20, 21)"
+    )
+    past.client.command(f"INSERT INTO {past.table} VALUES ('t', 0, 13, 13)")  # the map filters it
+    done = await past.run()
+    assert done.code == 1
+    assert done.out.splitlines()[-6:] == [
+        (
+            "1,000 offsets of the history: 887 in the table, 99 filtered, 10 dead letters, "
+            "0 without a record, 1 missing, 3 doubled"
+        ),
+        "  missing: t-0 offset 500",
+        "  doubled: t-0 offset 13",
+        "  doubled: t-0 offset 20",
+        "  doubled: t-0 offset 21",
+        "NOT complete",
+    ]
+
+
+async def test_a_failed_record_that_is_no_dead_letter_is_missing(past: Past) -> None:
+    await past.send(0, 300)
+    assert (await past.run()).code == 0
+    async with connect_admin({"bootstrap_servers": past.broker.bootstrap_servers}) as admin:
+        where = {aiokafka.TopicPartition("dead", 0): RecordsToDelete(before_offset=1)}
+        await admin._client.delete_records(where)
+    done = await past.run()
+    assert done.code == 1
+    assert "2 dead letters, 0 without a record, 1 missing" in done.out
+    assert "  missing: t-0 offset 7" in done.out
+
+
+async def test_a_map_of_several_rows_is_counted_by_what_it_makes(past: Past) -> None:
+    values = [str(n).encode() for n in range(400)]
+    await past.produce("t", values, 0)
+    done = await past.run(strategy="twin")
+    assert done.code == 0, done.err
+    past.delete("offset = 9 AND number = -1")
+    again = await past.run(strategy="twin")
+    assert again.code == 1
+    assert "399 in the table" in again.out
+    assert "1 missing, 0 doubled" in again.out
