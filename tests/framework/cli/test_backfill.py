@@ -35,7 +35,7 @@ def test_a_strategy_that_remembers_is_refused(
     )
     monkeypatch.chdir(tmp_path)
     refused = kmr("backfill", "remembering:strategy", *WHERE[1:])
-    assert refused.code == 2
+    assert refused.code == 1
     assert "the worker of the present does not remember the history" in refused.err
 
 
