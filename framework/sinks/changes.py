@@ -58,6 +58,18 @@ class Applied(NamedTuple):
         return {int(self.source[numbers[row]]): reason for row, reason in refused.items()}
 
 
+class _Events(NamedTuple):
+    """Upserts and deletes: the number of the change, and the key, of each."""
+
+    rows: NDArray[np.int64]
+    deletes: NDArray[np.bool_]
+    keys: list[Array]
+
+    def take(self, places: NDArray[np.int64]) -> _Events:
+        keys = [column.take(pa.array(places)) for column in self.keys]
+        return _Events(self.rows[places], self.deletes[places], keys)
+
+
 @dataclass(frozen=True, slots=True)
 class Changes:
     """How rows are changes.
@@ -116,56 +128,98 @@ class Changes:
         Raises:
             StrategyError: the rows are no changes, or lack a column of the key.
         """
+        op, keys, refused = self._checked(table)
+        truncates = np.flatnonzero(_numpy(_pc.equal(op, "t")))
+        truncated = int(truncates[-1]) if len(truncates) else None
+        good = np.ones(table.num_rows, np.bool_)
+        good[list(refused)] = False
+        good[: 0 if truncated is None else truncated + 1] = False
+        events = self._events(table, op, keys, np.flatnonzero(good))
+        events = events.take(self._last(events.keys))
+        return Applied(
+            self._rows(table, events, known), events.deletes, events.rows, refused, truncated
+        )
+
+    def every(self, table: pa.Table) -> Applied:
+        """Return all changes, in order, for a destination that is a log itself.
+
+        `refused` has the numbers of the changes that are returned; a truncate is one of them.
+
+        Raises:
+            StrategyError: as `apply`.
+        """
+        op, keys, refused = self._checked(table)
+        for row in np.flatnonzero(_numpy(_pc.equal(op, "t"))).tolist():
+            refused[row] = (
+                f"{self.sink}: the table was truncated, and a log of changes cannot say so"
+            )
+        events = self._events(table, op, keys, np.arange(table.num_rows))
+        bad = np.isin(events.rows, list(refused))
+        reasons = {int(at): refused[int(events.rows[at])] for at in np.flatnonzero(bad)}
+        return Applied(
+            self._rows(table, events, table.column_names),
+            events.deletes,
+            events.rows,
+            reasons,
+            None,
+        )
+
+    def _checked(self, table: pa.Table) -> tuple[Array, list[Array], dict[int, str]]:
+        """Return the operations and keys of changes, and the reason for each that cannot be applied."""
         if "op" not in table.column_names:
             raise StrategyError(
                 f"{self.sink}: changes=True needs rows with a column op: those of value=Debezium(...), of "
                 "Strategy(changes='keyed'), or of Change.to in a map"
             )
         self._require(table.column_names)
-        refused: dict[int, str] = {}
-        op = whole(table.column("op"))
-        good = _numpy(_pc.is_in(op, _OPS))
-        for row in np.flatnonzero(~good).tolist():
-            refused[row] = f"column op: {op[row].as_py()!r} is no operation (c, u, d, r, t)"
-        truncates = np.flatnonzero(_numpy(_pc.equal(op, "t")))
-        truncated = int(truncates[-1]) if len(truncates) else None
-        good[truncates] = False
+        op: Any = whole(table.column("op"))
+        refused = {
+            row: f"column op: {op[row].as_py()!r} is no operation (c, u, d, r, t)"
+            for row in np.flatnonzero(~_numpy(_pc.is_in(op, _OPS))).tolist()
+        }
         keys = [whole(table.column(name)) for name in self.key]
+        of_row = ~_numpy(_pc.equal(op, "t"))
         for name, column in zip(self.key, keys, strict=True):
-            null = _numpy(column.is_null()) & good
-            for row in np.flatnonzero(null).tolist():
-                refused[row] = f"column {name}: null, though it is of the key"
-            good &= ~null
-        if truncated is not None:
-            good[: truncated + 1] = False
-        events = np.flatnonzero(good)
-        deletes = _numpy(_pc.equal(op, "d"))[events]
-        event_keys = [column.take(pa.array(events)) for column in keys]
-        moved, old_keys = self._moved(table, keys, events[~deletes])
-        if len(moved):  # the delete of the old key stands before the row with the new one
-            order = np.argsort(np.concatenate([events * 2 + 1, moved * 2]), kind="stable")
-            deletes = np.concatenate([deletes, np.ones(len(moved), np.bool_)])[order]
-            events = np.concatenate([events, moved])[order]
-            event_keys = [
-                pa.concat_arrays([new, old.cast(new.type)]).take(pa.array(order))
-                for new, old in zip(event_keys, old_keys, strict=True)
-            ]
-        last = self._last(event_keys)
-        events, deletes = events[last], deletes[last]
-        at = pa.array(events)
-        gone: Any = pa.array(deletes)
-        columns = {}
+            for row in np.flatnonzero(_numpy(column.is_null()) & of_row).tolist():
+                refused.setdefault(row, f"column {name}: null, though it is of the key")
+        return op, keys, refused
+
+    def _events(
+        self, table: pa.Table, op: Array, keys: Sequence[Array], rows: NDArray[np.int64]
+    ) -> _Events:
+        """Return the upserts and deletes that changes are; one that moves a row to another key is both."""
+        deletes = _numpy(_pc.equal(op, "d"))[rows]
+        of_rows = [column.take(pa.array(rows)) for column in keys]
+        events = _Events(rows, deletes, of_rows)
+        moved, old_keys = self._moved(table, keys, rows[~deletes])
+        if not len(moved):
+            return events
+        # The delete of the old key stands before the row with the new one.
+        order = np.argsort(np.concatenate([rows * 2 + 1, moved * 2]), kind="stable")
+        joined = [
+            pa.concat_arrays([new, old.cast(new.type)])
+            for new, old in zip(of_rows, old_keys, strict=True)
+        ]
+        gone = np.ones(len(moved), np.bool_)
+        return _Events(np.concatenate([rows, moved]), np.concatenate([deletes, gone]), joined).take(
+            order
+        )
+
+    def _rows(self, table: pa.Table, events: _Events, known: Collection[str]) -> pa.Table:
+        """Return the columns of the rows; those of deleted rows are null but for the key."""
+        at, gone = pa.array(events.rows), pa.array(events.deletes)
+        columns: dict[str, Any] = {}
         for name in table.column_names:
             if name in CONTROL and name not in known:
                 continue
             if name in self.key:
-                columns[name] = event_keys[self.key.index(name)].take(pa.array(last))
+                columns[name] = events.keys[self.key.index(name)]
                 continue
-            column = whole(table.column(name)).take(at)
-            if deletes.any():
+            column: Any = whole(table.column(name)).take(at)
+            if events.deletes.any() and name not in CONTROL:
                 column = _pc.if_else(gone, pa.scalar(None, column.type), column)
             columns[name] = column
-        return Applied(pa.table(columns), deletes, events, refused, truncated)
+        return pa.table(columns)
 
     def _moved(
         self, table: pa.Table, keys: Sequence[Array], upserts: NDArray[np.int64]

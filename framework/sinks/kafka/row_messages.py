@@ -18,12 +18,15 @@ from ...columns.fitted import Target, fit_columns
 from ...columns.fitting import fit, raw_or_text
 from ...columns.texts import json_rows
 from ...errors import StrategyError
+from ...values.debezium.change import CONTROL
 from ...values.value_format import RowsDoNotFit, ValueFormat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from ..changes import Applied
 
 JSON: Final = "json"
 """In place of the name of a column: the whole row as a JSON object."""
@@ -85,6 +88,46 @@ def messages_of(
         values=values,
         headers=_headers(table, headers, refused),
         timestamps=none if timestamp is None else _milliseconds(table, timestamp, refused),
+        refused=refused,
+    )
+
+
+def messages_of_changes(
+    applied: Applied,
+    key: Sequence[str],
+    value: str | ValueFormat,
+    headers: Mapping[str, str],
+    timestamp: str | None,
+    topic: str = "",
+) -> Messages:
+    """Make a message of each change: a deleted row is a tombstone. Otherwise as `messages_of`.
+
+    Args:
+        applied: as `Changes.every` returns it.
+        key: the columns of the key; several are sent as a JSON object.
+    """
+    table, refused = applied.table, dict(applied.refused)
+    rows = table.drop_columns([name for name in CONTROL if name in table.column_names])
+    sent = ~applied.deleted
+    sent[list(refused)] = False
+    bad: dict[int, str] = {}
+    values = np.full(table.num_rows, None, dtype=object)
+    values[sent] = list(_values(rows.filter(pa.array(sent)), value, topic, bad))
+    numbers = np.flatnonzero(sent)
+    refused.update({int(numbers[row]): reason for row, reason in bad.items()})
+    if len(key) == 1:
+        keys: Sequence[bytes | None] = _bytes(table, key[0], refused)
+    else:
+        objects = json_rows(table.select(list(key)))
+        refused.update(objects.refused)
+        keys = objects.objects
+    return Messages(
+        keys=keys,
+        values=values.tolist(),
+        headers=_headers(table, headers, refused),
+        timestamps=[None] * table.num_rows
+        if timestamp is None
+        else _milliseconds(table, timestamp, refused),
         refused=refused,
     )
 

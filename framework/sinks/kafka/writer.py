@@ -26,6 +26,7 @@ from ...reducers.reducer import Context, Retry, SizeLimits
 from ...reducers.sink import NEW, Capabilities, Refusal, RowsRefused, Sink, Write
 from ...service.threads import run_in_thread
 from ...values.registry.registry import RegistryUnavailable
+from ..changes import Changes
 from ..planning import refusals_among
 from .row_messages import (
     JSON,
@@ -33,6 +34,7 @@ from .row_messages import (
     column_of,
     message_limit,
     messages_of,
+    messages_of_changes,
     partitions_by_key,
 )
 from .sending import ProducerLost, SendState
@@ -92,6 +94,9 @@ class KafkaWriter(Collecting, Sink):
         open_timeout: seconds to wait for the topic at start.
         bootstrap_servers: the brokers to write to; by default the worker's own, with the same security
             settings.
+        changes: the rows are changes, with a column `op` (docs/changes.md): a row becomes a record with its
+            key, a deleted one a tombstone. `key` is one column, or a list of columns, which are sent as a
+            JSON object; `value` is `json` or a format.
         delivery: `at-least-once`, or `exactly-once` by transactions: not on Spark, not as `reduce_err`.
         transaction_timeout: seconds after which the brokers abort the transaction of a worker that died in
             it: until then, readers with `read_committed` wait, and so may the next owner of its partitions.
@@ -107,7 +112,7 @@ class KafkaWriter(Collecting, Sink):
         self,
         topic: str,
         *,
-        key: str | None = None,
+        key: str | Sequence[str] | None = None,
         value: str | ValueFormat = JSON,
         headers: Mapping[str, str] | None = None,
         timestamp: str | None = None,
@@ -119,6 +124,7 @@ class KafkaWriter(Collecting, Sink):
         attempt_timeout: float = 15.0,
         open_timeout: float = 15.0,
         bootstrap_servers: str | None = None,
+        changes: bool = False,
         delivery: Literal["at-least-once", "exactly-once"] = "at-least-once",
         transaction_timeout: float = 15.0,
         **limits: Unpack[Limits],
@@ -147,6 +153,14 @@ class KafkaWriter(Collecting, Sink):
                 f"{name}: bootstrap_servers must be host:port, or several separated by commas, not "
                 f"{bootstrap_servers!r}"
             )
+        if not (changes or key is None or isinstance(key, str)):
+            raise StrategyError(f"{name}: key is one column; a list of columns needs changes=True")
+        if changes and isinstance(value, str) and value != JSON:
+            raise StrategyError(
+                f"{name}: changes=True needs value='json' or a format, not a column"
+            )
+        names = [key] if isinstance(key, str) else key
+        self._changes = Changes.of(name, names, changes=True) if changes else None
         self.topic = topic
         self.key = key
         self.value = value
@@ -168,6 +182,9 @@ class KafkaWriter(Collecting, Sink):
         self._producer: AIOKafkaProducer | None = None
         self._state: SendState | None = None
         self._refused: Mapping[int, str] = {}
+        self._sources: NDArray[np.int64] | None = (
+            None  # the row of each message; None: the same number
+        )
         self._topic_limit: int | None = None
         self._check_delivery()
 
@@ -350,7 +367,8 @@ class KafkaWriter(Collecting, Sink):
 
     def messages(self, table: pa.Table) -> Messages:
         """Make messages of the rows; see `messages_of` for errors."""
-        return messages_of(table, self.key, self.value, self.headers, self.timestamp, self.topic)
+        key = self.key if isinstance(self.key, str) else None
+        return messages_of(table, key, self.value, self.headers, self.timestamp, self.topic)
 
     async def _prepare(self, producer: AIOKafkaProducer) -> SendState:
         partitions = sorted(await producer.partitions_for(self.topic))
@@ -359,7 +377,14 @@ class KafkaWriter(Collecting, Sink):
 
     def _encode(self, partitions: list[int]) -> SendState:
         table = one_table(self.rows)
-        messages = self.messages(table)
+        if self._changes is None:
+            messages = self.messages(table)
+        else:
+            applied = self._changes.every(table)
+            table, self._sources = applied.table, applied.source
+            messages = messages_of_changes(
+                applied, self._changes.key, self.value, self.headers, self.timestamp, self.topic
+            )
         limit = self.max_message_bytes
         if self.compression is None and self._topic_limit is not None:
             limit = min(limit, self._topic_limit)
@@ -408,6 +433,8 @@ class KafkaWriter(Collecting, Sink):
     def _refusals(self, refused: list[int]) -> list[Refusal]:
         """Return the rows of refused messages, as parts of the `Rows` that were added."""
         reasons = {row: self._refused.get(row, self._too_large) for row in refused}
+        if (sources := self._sources) is not None:
+            reasons = {int(sources[row]): reason for row, reason in reasons.items()}
         return refusals_among(self.rows, reasons)
 
     async def _connect(self) -> AIOKafkaProducer:

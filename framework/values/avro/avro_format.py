@@ -86,6 +86,11 @@ class Avro(ValueFormat):
         return self._decoder().program.schema
 
     @property
+    def reader_schema(self) -> Schema:
+        """The reader's schema, as JSON in Python values."""
+        return self._reader()[0]
+
+    @property
     def has_schema_ids(self) -> bool:
         return self._registry is not None
 

@@ -243,3 +243,51 @@ def test_writers_can_be_pickled() -> None:
     writer = pickle.loads(pickle.dumps(KafkaWriter(TOPIC, key="k", max_rows=5)))
     assert (writer.topic, writer.key, writer.max_rows) == (TOPIC, "k", 5)
     assert pickle.loads(pickle.dumps(DeadLetterWriter(TOPIC))).max_age == 1.0
+
+
+async def test_changes_are_keyed_records_and_tombstones(broker: Broker) -> None:
+    await create(broker)
+    writer = KafkaWriter(TOPIC, key="id", changes=True)
+    before = [None, None, {"id": 1}, {"id": 2}, None, None]
+    async with opened(broker, writer) as writer:
+        writer.add(
+            rows_of(
+                id=[1, 2, 3, 2, None, None],
+                name=["a", "b", "c", None, "x", None],
+                op=["c", "c", "u", "d", "u", "t"],
+                before=pa.array(before, pa.struct([("id", pa.int64())])),
+            )
+        )
+        result = await flushed(writer)
+    assert isinstance(result, Flushed)
+    assert [(each.rows.offsets.tolist(), each.reason) for each in result.refusals] == [  # type: ignore[union-attr]
+        (
+            [4, 5],
+            (
+                "column id: null, though it is of the key",
+                "KafkaWriter: the table was truncated, and a log of changes cannot say so",
+            ),
+        )
+    ]
+    assert [(record.key, record.value) for record in await consumed(broker)] == [
+        (b"1", b'{"id":1,"name":"a"}'),
+        (b"2", b'{"id":2,"name":"b"}'),
+        (b"1", None),
+        (b"3", b'{"id":3,"name":"c"}'),
+        (b"2", None),
+    ]
+
+
+async def test_a_key_of_several_columns_is_sent_as_a_json_object(broker: Broker) -> None:
+    await create(broker)
+    async with opened(broker, KafkaWriter(TOPIC, key=["a", "b"], changes=True)) as writer:
+        writer.add(rows_of(a=[1, 1], b=["x", "x"], n=[5, None], op=["c", "d"]))
+        assert await flushed(writer) == Flushed()
+    assert [(record.key, record.value) for record in await consumed(broker)] == [
+        (b'{"a":1,"b":"x"}', b'{"a":1,"b":"x","n":5}'),
+        (b'{"a":1,"b":"x"}', None),
+    ]
+    with pytest.raises(StrategyError, match="needs changes=True"):
+        KafkaWriter(TOPIC, key=["a", "b"])
+    with pytest.raises(StrategyError, match="'json' or a format"):
+        KafkaWriter(TOPIC, key="a", value="v", changes=True)
