@@ -210,7 +210,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "map.py", "ranges = subtract_ranges(ranges, rows.ranges)", "pass"
     ),
     "failed records are not sent to the error stage": Mutation(
-        "map.py", "await self._errors.send(failed, MAP_STAGE)", "pass"
+        "map.py", "await self._errors.send(records, stage, is_limited=stage == MAP_STAGE)", "pass"
     ),
     "filtered records are not settled": Mutation("map.py", "self._ledgers.settle(ranges)", "pass"),
     "rows that are mapped with those of others are not counted as mapped": Mutation(
@@ -305,8 +305,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "partitions begin again at their position, not at their watermark": Mutation(
         "pipeline.py",
-        "self.start_partition(ledger.partition, ledger.watermark)",
-        "self.start_partition(ledger.partition, ledger.position)",
+        "self.start_partition(ledger.partition, mark, look_back=back)",
+        "self.start_partition(ledger.partition, ledger.position, look_back=back)",
     ),
     "the lane of a lost partition goes on": Mutation(
         "pipeline.py", "self._lanes.stop(partition)", "pass"
