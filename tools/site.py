@@ -6,9 +6,11 @@ The pages below `reference/` are made at each build, so they cannot differ from 
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made."""
     made = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in _AT_THE_TOP.items()}
     made |= {f"reference/{name}.md": page() for name, page in _REFERENCE.items()}
+    made |= {f"reference/{name}.md": text for name, text in _api_pages().items()}
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     return files
@@ -94,59 +97,115 @@ def on_post_build(config: MkDocsConfig) -> None:
         (site / source).write_text(text, encoding="utf-8")
 
 
-def _api() -> str:
-    """Every public name, by the package that exports it."""
-    out = [
-        "# API",
-        "Every public name. What is not here is internal, and changes without notice.",
-    ]
-    for module, about in (
-        ("kmr", "What a strategy needs."),
-        ("kmr.sinks", "The writers, and what a writer of your own extends."),
-        ("kmr.types", "The types that reducers, formats and sinks of your own are made of."),
-    ):
-        out += [f"## {module}", about]
-        path = ROOT / module.replace(".", "/")
-        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        package = "kmr.sinks" if module == "kmr.sinks" else "kmr"
-        block = next(n for n in ast.parse(path.read_text("utf-8")).body if isinstance(n, ast.If))
-        names = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-        for node in sorted(names, key=_rank):
-            parents = package.split(".")
-            source = ".".join([*parents[: len(parents) + 1 - node.level], node.module or ""])
-            out += [f"::: {source}.{alias.name}" for alias in node.names]
-    for module, about in (
-        ("kmr.settings", "The settings of a worker."),
-        ("kmr.errors", "Every error that a user can meet."),
-        ("kmr.testing", "Tools for tests. `docs/testing.md` has the fixtures for pytest."),
-        ("kmr.broker", "The bundled broker, inside your process."),
-        ("kmr.spark", "The Spark engine."),
-    ):
-        out += [f"## {module}", about, *_exported(module)]
-    return "\n\n".join(out) + "\n"
+_TOPICS: Final = {
+    "strategy": ("Strategy and maps", "A strategy says how records become rows. Begin here."),
+    "values": (
+        "Values",
+        "Formats of the keys and values of records: `Strategy(value=Json(Order))`.",
+    ),
+    "reducers": (
+        "Reducers",
+        "What collects rows and hands them on, and what your own reducer extends.",
+    ),
+    "sinks": ("Sinks", "What writes rows, and what a writer of your own extends."),
+    "testing": (
+        "Testing",
+        "Tools for tests. [Testing](../../testing.md) has the fixtures for pytest.",
+    ),
+    "running": ("Running", "Run a worker, read a topic, or start a broker from Python."),
+    "errors": (
+        "Errors",
+        "Every error that a user can meet. All but `BrokerError` are `KmrError`s.",
+    ),
+}
+# The topic of a public name: by its module, else by the first room of the file that it comes from.
+_OF_MODULES: Final = {
+    "kmr.sinks": "sinks",
+    "kmr.testing": "testing",
+    "kmr.errors": "errors",
+    "kmr.settings": "running",
+    "kmr.broker": "running",
+    "kmr.spark": "running",
+}
+_OF_ROOMS: Final = {
+    "values": "values",
+    "reducers": "reducers",
+    "memory": "reducers",
+    "delivery": "sinks",
+    "running": "running",
+    "peeking": "running",
+}
+_OF_NAMES: Final = {
+    **dict.fromkeys(
+        ("Range", "Capabilities", "Delivery", "Refusal", "RowsRefused", "Write"), "sinks"
+    ),
+    "BrokerError": "errors",
+}
+_FIRST: Final = (
+    "Strategy",
+    "TopicMap",
+    "ErrorLimit",
+    "Record",
+    "map_record",
+    "map_batch",
+    "Json",
+    "run",
+)
 
 
-def _rank(node: ast.ImportFrom) -> int:
-    """Strategies come first, errors last; the others as they are in the package."""
-    return {"strategy": 0, "mapping": 1, "errors": 3}.get((node.module or "").split(".")[0], 2)
+def _public() -> Iterator[tuple[str, str, str]]:
+    """The topic of each public name, the module from which users import it, and the name."""
+    for module in ("kmr", "kmr.sinks", "kmr.types", *_OF_MODULES):
+        for room, name in _exported(module):
+            topic = _OF_NAMES.get(name) or _OF_MODULES.get(module)
+            yield topic or _OF_ROOMS.get(room, "strategy"), module, name
 
 
-def _exported(module: str) -> Iterator[str]:
+def _exported(module: str) -> Iterator[tuple[str, str]]:
+    """The room and the name of each export of a module: of its lazy imports, else of its `__all__`."""
     path = ROOT / module.replace(".", "/")
-    if not path.is_dir():
-        import importlib
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    blocks = [n for n in ast.parse(source.read_text("utf-8")).body if isinstance(n, ast.If)]
+    found = [
+        ((node.module or "").split(".")[0], alias.name)
+        for block in blocks
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    ]
+    # Lazy modules make `__all__` on demand; the others have a list.
+    yield from [
+        ("", name) for name in vars(importlib.import_module(module)).get("__all__", ())
+    ] or found
 
-        for name in importlib.import_module(module).__all__:
-            yield f"::: {module}.{name}"
-        return
-    source = (path / "__init__.py").read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.level == 1
-            and not (node.module or "_").startswith("_")
-        ):
-            yield from (f"::: {module}.{node.module}.{alias.name}" for alias in node.names)
+
+def _rank(item: tuple[str, str]) -> tuple[bool, int]:
+    """Names of `kmr.types` come last; the others as they are needed, then as they are in their module."""
+    module, name = item
+    return module == "kmr.types", _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+
+def _api_pages() -> dict[str, str]:
+    """The reference by topic: each public name is on one page, under the name that users import."""
+    of_topics: dict[str, list[tuple[str, str]]] = {topic: [] for topic in _TOPICS}
+    for topic, module, name in dict.fromkeys(_public()):
+        if not any(name == other for _, other in of_topics[topic]):
+            of_topics[topic].append((module, name))
+    index = [
+        "# API",
+        "Every public name, by topic. What is not here is internal, and changes without notice.",
+    ]
+    pages = {}
+    for topic, (title, about) in _TOPICS.items():
+        names = sorted(of_topics[topic], key=_rank)
+        parts = [f"# {title}", about]
+        for module in dict.fromkeys(module for module, _ in names):
+            parts += [f"## from {module} import"]
+            parts += [f"::: {module}.{name}" for of, name in names if of == module]
+        pages[f"api/{topic}"] = "\n\n".join(parts) + "\n"
+        links = (f"[`{name}`]({topic}.md#{module}.{name})" for module, name in names)
+        index += [f"## [{title}]({topic}.md)", about, " · ".join(links)]
+    return {"api/index": "\n\n".join(index) + "\n"} | pages
 
 
 _ABOUT_SETTINGS = """# Settings
@@ -198,10 +257,38 @@ def _cli() -> str:
 
     app = whole_app("Exit codes and errors have [a page of their own](errors.md).")
     text = app.generate_docs(output_format="markdown")
+    text = _shared_flags(text)
     text = _BRACKETS.sub(r"\\[\1\\]", text)  # else Markdown takes them for links
     return re.sub(r"^# kmr$", "# Commands", text, count=1, flags=re.MULTILINE).replace(
         "```console", "```text"
     )
+
+
+_FLAGS: Final = re.compile(r"^\*\*([A-Z][^*\n]*)\*\*:\n\n((?:\* .*\n)+)", re.MULTILINE)
+
+_SHARED: Final = ("Connection", "Security", "Fetching", "HTTP", "Logs")
+
+
+def _shared_flags(text: str) -> str:
+    """Describe a group of flags that many commands have once, at the end, and link to it."""
+    groups = Counter((match[1], match[2]) for match in _FLAGS.finditer(text))
+    shared = {
+        group: f"{group[0]} flags{'' if group[0] != 'Connection' else ' of kmr broker'}"
+        for group, count in groups.items()
+        if count > 1 and group[0] in _SHARED
+    }
+
+    def link(match: re.Match[str]) -> str:
+        title = shared.get((match[1], match[2]))
+        return match[0] if title is None else f"**{match[1]}**: [{title}](#{_anchor(title)}).\n"
+
+    text = _FLAGS.sub(link, text)
+    parts = [f"## {title}\n\n{flags}" for (_, flags), title in shared.items()]
+    return "\n\n".join([text.rstrip(), *parts]) + "\n"
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
 
 
 _ABOUT_ERRORS = """# Exit codes and errors
@@ -259,7 +346,6 @@ def _broker_apis() -> str:
 
 
 _REFERENCE = {
-    "api": _api,
     "settings": _settings,
     "cli": _cli,
     "errors": _errors,

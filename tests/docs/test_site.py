@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("material", reason="the group docs is not installed")
+
+from tools.site import _cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,10 +34,38 @@ def test_the_site_builds_and_has_every_page_and_every_public_name(tmp_path: Path
     full = (tmp_path / "llms-full.txt").read_text()
     for title in ("# kafka-map-reduce", "# Settings", "# Commands", "# Exit codes and errors"):
         assert f"{title}\n" in full
-    api = (tmp_path / "reference" / "api" / "index.html").read_text()
-    for name in ("Strategy", "ClickHouseWriter", "run_strategy", "Broker", "DeadlineExceeded"):
-        assert re.search(rf'<h3[^>]* id="kmr\.[\w.]*\b{name}"', api), name
+    api = {
+        page.parent.name: page.read_text() for page in (tmp_path / "reference/api").rglob("*.html")
+    }
+    for topic, name in {
+        "strategy": "kmr.Strategy",
+        "values": "kmr.Json",
+        "reducers": "kmr.Aggregate",
+        "sinks": "kmr.sinks.ClickHouseWriter",
+        "testing": "kmr.testing.run_strategy",
+        "running": "kmr.broker.Broker",
+        "errors": "kmr.errors.DeadlineExceeded",
+    }.items():
+        assert re.search(rf'<h3[^>]* id="{re.escape(name)}"', api[topic]), name
+    everything = "".join(api.values())
+    for module in ("kmr", "kmr.sinks", "kmr.types", "kmr.errors", "kmr.testing", "kmr.settings"):
+        for name in importlib.import_module(module).__all__:
+            assert f'id="{module}.{name}"' in everything, f"{module}.{name}"
+    assert api["strategy"].index('id="kmr.Strategy"') < api["strategy"].index('id="kmr.ErrorLimit"')
     for page in tmp_path.rglob("index.html"):
         for text in re.findall(r"<p>(.*?)</p>", page.read_text(), re.DOTALL):
             # A block inside a list is indented by four more, else Markdown of Python makes text of it.
             assert not re.search(r"(?m)^\s*(- |\d+\. |kmr |```)", text), f"{page.parent}: {text}"
+
+
+def test_flags_that_many_commands_share_are_described_once() -> None:
+    text = _cli()
+    # Of workers, and of kmr broker.
+    assert text.count("* `--security-ssl-cafile") == 2
+    assert "**Security**: [Security flags](#security-flags)." in text
+    assert (
+        "**Connection**: [Connection flags of kmr broker](#connection-flags-of-kmr-broker)." in text
+    )
+    for anchor in ("security-flags", "connection-flags-of-kmr-broker"):
+        title = anchor.replace("-", " ").capitalize()
+        assert text.count(f"\n## {title}\n") == 1
