@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ..mapping.branching import offsets_in
+from ..memory.distinct_model import without_duplicates
 from .records import map_all
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def expect(
     Returns:
         What is expected of each branch, by its name; "" without branches.
     """
-    mapped = map_all(strategy, list(batches))
+    mapped = list(without_duplicates(strategy.distincts, map_all(strategy, list(batches))))
     return {branch: _expect(mapped, branch) for branch in strategy.chains}
 
 

@@ -38,6 +38,7 @@ class Expected:
         per_row: the branches whose rows are counted; in the others, ranges are counted.
         refusable: records that the sink may refuse, by partition and offset.
         batch_bytes: bytes of the largest batch with its rows, for the check of the memory.
+        remembers: whether a duplicate of a record is dropped, unless retention has removed the record.
     """
 
     delivery: Delivery
@@ -47,6 +48,7 @@ class Expected:
     per_row: Container[str]
     diverts: bool
     batch_bytes: int
+    remembers: bool = False
     refusable: set[tuple[TopicPartition, int]] = field(default_factory=set)
 
 
@@ -210,6 +212,8 @@ class Checks:
         if position < start:
             self.gone[partition][position:start] = True
             self._skipped = True
+            if self.expected.remembers:
+                self.forgets(partition)
 
     def forgets(self, partition: TopicPartition) -> None:
         """Note that retention has removed records that a member has to remember: duplicates may pass."""

@@ -168,6 +168,8 @@ class _Simulation:
     def _settings(self, number: int) -> Settings:
         """Return the settings of a member; each second life of it has half of the budget."""
         budget = self.schedule.budget // (1 if self._lives[number] % 2 else 2)
+        if self.strategy.distincts:
+            budget = 0  # half of a small one could not have the keys, which ends a worker
         return _settings_of(self._topics, max(budget, _LEAST) if budget else _ENOUGH)
 
     def _start(self, number: int) -> None:

@@ -20,6 +20,7 @@ from ..columns.tagged_rows import branches, tagged_schema
 from ..errors import StrategyError
 from ..mapping.branching import offsets_in
 from ..mapping.executor import Executor
+from ..memory.distinct_model import without_duplicates
 from ..record import COORDINATES, SCHEMA, Batch, Record, TopicPartition, filled, with_place
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from .checks import Expected
@@ -91,7 +92,17 @@ class Simulator:
             again = {at: self._map(part) for at, part in self.log.items()}
             for at in self.log:
                 _require_same(strategy, at, self.log[at], mapped[at], again[at])
-        self.expected = _expect(strategy, self.log, mapped)
+        passing = {
+            at: next(without_duplicates(strategy.distincts, [(Batch.of(self.log[at]), result)]))[1]
+            for at, result in mapped.items()
+        }
+        self.expected = _expect(strategy, self.log, passing)
+        if any(each.on_duplicate == "dead-letter" for each in strategy.distincts.values()):
+            self.expected.refusable.update(
+                (at, offset)
+                for at, result in mapped.items()
+                for offset in np.setdiff1d(result.offsets, passing[at].offsets).tolist()
+            )
         self._records = {at: LogRecords.of(part) for at, part in self.log.items()}
         self.places = _places(strategy, mapped)
         calm = self.run(self._calm())
@@ -374,6 +385,7 @@ def _expect(
         per_row=per_row,
         diverts=any(r.on_error == "divert" for chain in strategy.chains.values() for r in chain),
         batch_bytes=most,
+        remembers=bool(strategy.distincts),
     )
 
 

@@ -40,6 +40,11 @@ _FAN_OUT: Final = ("fan-out into clickhouse", "fan-out at least once")
 _AT_MOST_ONCE: Final = ("at most once",)
 _TRANSACTIONS: Final = ("transactions",)
 _BRANCHES: Final = ("branches", "branches at least once")
+_DISTINCT: Final = (
+    "distinct into clickhouse",
+    "distinct chain of ranges",
+    "distinct at least once",
+)
 _ORDERED: Final = (*_ANNOUNCED, *_AT_MOST_ONCE)
 
 MUTATIONS: Final[dict[str, Mutation]] = {
@@ -373,6 +378,67 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "return replace(write, repeated=False, announcement=msgspec",
         of=_BRANCHES,
     ),
+    "a memory is not read again": Mutation(
+        "memory/remembering.py",
+        "self.is_restoring = self._back is not None and begin != self._end",
+        "self.is_restoring = False",
+        of=_DISTINCT,
+    ),
+    "an announcement does not say what is remembered": Mutation(
+        "guarantees.py",
+        "back=None if ledger is None else ledger.look_back(ranges[0].first)",
+        "back=None",
+        of=_DISTINCT,
+    ),
+    "a commit does not say what is remembered": Mutation(
+        "commit.py",
+        "back = None if ledger is None else ledger.look_back(watermark)",
+        "back = None",
+        of=_DISTINCT,
+    ),
+    "a memory begins where it is complete at the last record read, not at the committed one": Mutation(
+        "memory/distinct_memory.py",
+        "at = bisect_right(self._offsets, offset) - 1",
+        "at = len(self._offsets) - 1",
+        of=_DISTINCT,
+    ),
+    "a memory begins one mark too late": Mutation(
+        "memory/distinct_memory.py",
+        "begin = max(0, bisect_right(self._times, self._times[at] - self._within) - 1)",
+        "begin = min(at, bisect_right(self._times, self._times[at] - self._within))",
+        of=_DISTINCT,
+    ),
+    "a memory is read again up to the end of its last batch": Mutation(
+        "memory/remembering.py",
+        "aclosing(self._read(self._partition, position, end))",
+        "aclosing(self._read(self._partition, position, end + 1))",
+        of=_DISTINCT,
+    ),
+    "a memory is read again without its last record": Mutation(
+        "memory/remembering.py",
+        "aclosing(self._read(self._partition, position, end))",
+        "aclosing(self._read(self._partition, position, end - 1))",
+        of=_DISTINCT,
+    ),
+    "the event time of a partition goes back": Mutation(
+        "memory/distinct_memory.py",
+        "reached = np.maximum.accumulate(np.maximum(times, self.time))",
+        "reached = np.maximum.accumulate(times)",
+        of=_DISTINCT,
+    ),
+    "rows are looked up that a stopped map has not made": Mutation(
+        "map.py",
+        "                mapped, letters = await self._memory.distinguish(batch, mapped)",
+        "                await self._memory.remember(batch, mapped)\n"
+        "                mapped, letters = await self._memory.distinguish(batch, mapped)",
+        of=_DISTINCT,
+    ),
+    "a row without a key is compared": Mutation(
+        "memory/distinct_keys.py",
+        "chosen = wanted.astype(np.int64)",
+        "chosen = np.ones(len(times), np.int64)",
+        of=_DISTINCT,
+    ),
 }
 
 
@@ -412,11 +478,13 @@ def _search(most: int, names: Sequence[str]) -> tuple[int, str]:
     from kmr.errors import KmrError
     from kmr.simulation.simulate import Simulator, garbage_is_silent
 
-    from .strategies import RECORDS, STRATEGIES
+    from .strategies import STRATEGIES, records_of
 
     with garbage_is_silent():  # one seed for all strategies, then the next one
         try:
-            simulators = [Simulator(STRATEGIES[name](), RECORDS) for name in names or STRATEGIES]
+            simulators = [
+                Simulator(STRATEGIES[name](), records_of(name)) for name in names or STRATEGIES
+            ]
         except KmrError as error:
             return 1, str(error)
         for number in range(most):

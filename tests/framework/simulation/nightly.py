@@ -20,7 +20,7 @@ from kmr.service.process import processor_limit
 from kmr.simulation.simulate import Simulator, garbage_is_silent
 
 from .mutations import MUTATIONS
-from .strategies import RECORDS, STRATEGIES
+from .strategies import STRATEGIES, records_of
 
 __all__ = ["main", "try_mutation"]
 
@@ -39,7 +39,7 @@ def try_mutation(name: str, schedules: int) -> tuple[int, str]:
 @cache
 def _simulators() -> dict[str, Simulator]:
     """Make the simulators of this process."""
-    return {name: Simulator(make(), RECORDS) for name, make in STRATEGIES.items()}
+    return {name: Simulator(make(), records_of(name)) for name, make in STRATEGIES.items()}
 
 
 def _search(seeds: range) -> list[str]:

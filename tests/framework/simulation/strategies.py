@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kmr.mapping.functions import map_record
+from kmr.memory.distinct import Distinct
+from kmr.record import Record
 from kmr.reducers.collect import Batcher
 from kmr.sinks import ClickHouseWriter, KafkaWriter, RangeWriter
 from kmr.strategy import Strategy
@@ -13,8 +15,15 @@ from kmr.testing import Journal, MemoryWriter
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kmr.record import Record
     from kmr.sinks import RangeRows
+
+_TIMES: Final = [0, 0, 1, 2, 9, 8, 3, 4, 12, 13, 5, 6, 20, 20, 14, 15]
+REPEATED: Final = [
+    Record("repeated", n % 2, n // 2, None, value, 1_767_225_600_000_000 + at * 1_000_000, 0)
+    for n, at in enumerate([30 * turn + at for turn in range(3) for at in _TIMES])
+    for value in [b"abdadbad"[n * 3 % 8 :][:1]]
+]
+"""Records with values that come again, some of them late, in two partitions."""
 
 RECORDS: Final = [b"row", b"two", b"row", b"row", b"skip", b"row", b"poison", b"row"] * 4
 
@@ -43,6 +52,12 @@ def divide(record: Record) -> list[tuple[dict[str, int], str]] | None:
     rows = locate(record)
     names = ("first", "second")
     return None if rows is None else [(row, name) for row in rows for name in names]
+
+
+@map_record
+def identify(record: Record) -> dict[str, object]:
+    """Map a record to a row with its key and its time."""
+    return {"id": None if record.value == b"d" else record.value, "at": record.timestamp}
 
 
 def mislead(record: Record) -> dict[str, object]:
@@ -105,4 +120,24 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
         {"first": MemoryWriter(Journal()), "second": Ranges()},
         reduce_err=_errors(),
     ),
+    "distinct into clickhouse": lambda: Strategy(
+        identify, [Distinct("id", 8.0), ClickHouseWriter("hits", url="http://localhost:1")]
+    ),
+    "distinct chain of ranges": lambda: Strategy(
+        identify,
+        [
+            Distinct(["id"], 8.0, time="at", on_duplicate="dead-letter"),
+            MemoryWriter(Journal(), forward=True),
+            Ranges(),
+        ],
+        reduce_err=_errors(),
+    ),
+    "distinct at least once": lambda: Strategy(
+        identify, [Distinct("id", 8.0), Batcher(), MemoryWriter(Journal())]
+    ),
 }
+
+
+def records_of(name: str) -> list[Any]:
+    """Return the records for a strategy."""
+    return list(REPEATED if name.startswith("distinct") else RECORDS)

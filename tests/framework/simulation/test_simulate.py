@@ -24,7 +24,7 @@ from kmr.sinks import ClickHouseWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter, simulate
 
-from .strategies import RECORDS, STRATEGIES, mislead
+from .strategies import RECORDS, STRATEGIES, mislead, records_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_guarantee_holds_through_schedules_of_failures(name: str) -> None:
-    done = simulate(STRATEGIES[name](), RECORDS, schedules=25)
+    done = simulate(STRATEGIES[name](), records_of(name), schedules=25)
     assert done.schedules == 25
     assert done.seconds > 250
 
@@ -42,7 +42,9 @@ def test_every_guarantee_holds_through_schedules_of_failures(name: str) -> None:
 def print_traces(seeds: Sequence[int]) -> None:
     """Print what happens in the schedules of these seeds, in their order, with each strategy."""
     with garbage_is_silent():
-        simulators = {name: Simulator(make(), RECORDS) for name, make in STRATEGIES.items()}
+        simulators = {
+            name: Simulator(make(), records_of(name)) for name, make in STRATEGIES.items()
+        }
         found = {
             f"{name}, seed {seed}": repr(simulator.run(simulator.generate(seed)))
             for seed in seeds
@@ -246,7 +248,7 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
 def test_a_schedule_that_once_broke_a_rule_does_not_any_more(found: str) -> None:
     name, schedule = FOUND[found]
     with garbage_is_silent():
-        assert Simulator(STRATEGIES[name](), RECORDS).run(schedule).problems == ()
+        assert Simulator(STRATEGIES[name](), records_of(name)).run(schedule).problems == ()
 
 
 @pytest.mark.parametrize("name", ["clickhouse", "at least once", "transactions"])
