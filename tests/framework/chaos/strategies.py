@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kmr import Json, Record, Strategy, map_record
+from kmr import Distinct, Json, Record, Strategy, map_record
 from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter, ParquetWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -74,3 +74,12 @@ LOSING = replace(
 )
 TOPIC = replace(ORDERS, map=located, reduce=[KafkaWriter("results", value="json")])
 STREAM = replace(ORDERS, reduce=[StreamWriter("stdout", max_rows=7)], reduce_err=None)
+
+DISTINCT = Strategy(
+    value=Json(Order),
+    reduce=[
+        Distinct("customer", "700ms"),
+        ClickHouseWriter("distinct_orders", create=True, max_age=0.5),
+    ],
+)
+"""Drops orders that are sent again."""

@@ -1,15 +1,18 @@
-"""Reading a whole topic without a group."""
+"""Reading a whole topic, or some records of a partition, without a group."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from kmr.broker.client import BatchProducer
 from kmr.errors import BrokerUnavailable, ConsumerError
 from kmr.kafka.connection import ConnectionConfig
-from kmr.kafka.reading import read_topic
+from kmr.kafka.reading import read_range, read_topic
+from kmr.record import TopicPartition
+from tests.framework.kafka.members import consumer_config
 
 if TYPE_CHECKING:
     from kmr.broker import Broker
@@ -46,3 +49,37 @@ async def test_a_missing_topic_and_a_missing_broker_are_errors(broker: Broker) -
     config = ConnectionConfig(bootstrap_servers="127.0.0.1:1")
     with pytest.raises(BrokerUnavailable):
         _ = [batch async for batch in read_topic(config, "t")]
+
+
+async def read_some(broker: Broker, first: int, end: int) -> list[int]:
+    """Return the offsets of the records of a range, whose batches have to follow each other."""
+    config = consumer_config(bootstrap_servers=broker.bootstrap_servers)
+    found: list[int] = []
+    at: int | None = None
+    async for batch in read_range(config, TopicPartition("t", 0), first, end):
+        assert at is None or batch.first == at
+        at = batch.last + 1
+        found += batch.offsets().tolist()
+    return found
+
+
+async def test_the_records_of_a_range_are_read_and_no_others(broker: Broker) -> None:
+    await broker.topics.create("t", 1)
+    async with BatchProducer(broker.bootstrap_servers, "t") as producer:
+        for _ in range(5):
+            await producer.send([b"v" * 1000] * 1000, partition=0)
+    assert await read_some(broker, 1234, 3456) == list(range(1234, 3456))
+    assert await read_some(broker, 4990, 9999) == list(range(4990, 5000))
+    assert await read_some(broker, 7, 7) == []
+
+
+async def test_a_range_begins_later_where_records_are_gone(broker: Broker) -> None:
+    await broker.topics.create("t", 1)
+    async with BatchProducer(broker.bootstrap_servers, "t") as producer:
+        await producer.send([b"v"] * 100, partition=0)
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    await admin.start()
+    await admin.delete_records({TopicPartition("t", 0): RecordsToDelete(40)})
+    await admin.close()
+    assert await read_some(broker, 10, 50) == list(range(40, 50))
+    assert await read_some(broker, 10, 30) == []
