@@ -33,6 +33,7 @@ def draw(outline: Outline, form: Format) -> str:
     main: list[Box] = [
         ("consumer", "polls, pauses, seeks"),
         (f"map {name}", ", ".join(filter(None, what))),
+        *([("distinct", "; ".join(outline.distinct))] if outline.distinct else []),
         *(_box(reducer) for reducer in outline.reduce),
         *([("branches", branches)] if (branches := _branches(outline)) else []),
         ("commit", "the watermark of each partition"),

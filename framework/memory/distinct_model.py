@@ -1,4 +1,4 @@
-"""What `Distinct` lets pass of a whole log, in plain Python: simulations and storms compare a worker with it."""
+"""What `Distinct` lets pass of a log, in plain Python: simulations and storms compare a worker with it."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from kmr import Aggregate, Distinct, Json, Strategy, map_record, per_name
+from kmr.cli.graph import draw
+from kmr.cli.validate import _lines, outline_of
 from kmr.delivery.announcement import look_back_of
 from kmr.errors import KmrError, StrategyError
 from kmr.kafka.consumer import CommitOffset
@@ -326,6 +328,15 @@ def test_a_time_that_is_none_is_refused(within: Any) -> None:
 def test_a_key_names_columns(key: Any) -> None:
     with pytest.raises(StrategyError, match="Distinct: key must be the name of a column"):
         Distinct(key, "1m")
+
+
+def test_validate_and_graph_show_it() -> None:
+    strategy = Strategy(map=identify, reduce=chain(Journal()))
+    outline = outline_of("module:strategy", strategy)
+    shown = "one row per id within 10 s, of each partition"
+    assert outline.distinct == (shown,)
+    assert f"distinct    {shown}" in _lines(outline)
+    assert shown in draw(outline, "text")
 
 
 def test_spark_refuses_it() -> None:
