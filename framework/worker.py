@@ -33,6 +33,7 @@ from .service.deadline import Deadline, end_shields
 from .service.notify import ServiceState, notifying
 from .service.process import freeze_modules, keep_freed_memory
 from .service.process_end import ExitCode, ProcessEnd, exit_now
+from .sinks.kafka.writer import DeadLetterWriter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -462,6 +463,9 @@ class Worker:
             failed=self.metrics.done.failed,
             repeated=self.metrics.repeated,
             failures=self.metrics.failures.newest_first(),
+            letters=err.topic
+            if isinstance(err := self._strategy.reduce_err, DeadLetterWriter)
+            else None,
         )
 
 

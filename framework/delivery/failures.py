@@ -245,7 +245,8 @@ class ErrorPort:
             RecordFailed: there is no error sink, or the limit is exceeded with `on_limit="stop"`.
         """
         reason = rows.table.column("reason")[0].as_py()
-        self._metrics.count_failed(stage, len(rows), reason)
+        at = (rows.table.column(name)[0].as_py() for name in ("topic", "partition", "offset"))
+        self._metrics.count_failed(stage, len(rows), reason, ":".join(map(str, at)))
         first = f"{rows.ranges[0]} in {stage}: {reason}"
         stream = self._stream
         if stream is None:

@@ -25,6 +25,8 @@ class Failure(msgspec.Struct, frozen=True):
         stage: `map`, `reduce-1`, `reduce-err`; empty for commits and workers.
         count: how many: records, attempts, commits or ends.
         worker: the number of one of several workers.
+        place: `topic:partition:offset` of the latest record that failed, by which `kmr dlq show` finds its
+            letter; None if no record failed.
     """
 
     time: float
@@ -33,6 +35,7 @@ class Failure(msgspec.Struct, frozen=True):
     reason: str
     count: int = 1
     worker: int | None = None
+    place: str | None = None
 
 
 class FailureLog:
@@ -41,12 +44,14 @@ class FailureLog:
     def __init__(self) -> None:
         self._failures: dict[tuple[str, str, str], Failure] = {}
 
-    def note(self, kind: FailureKind, stage: str, reason: str, count: int = 1) -> None:
+    def note(
+        self, kind: FailureKind, stage: str, reason: str, count: int = 1, place: str | None = None
+    ) -> None:
         """Note a failure of this moment."""
         reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 1]}…"
         known = self._failures.pop((kind, stage, reason), None)
         before = 0 if known is None else known.count
-        failure = Failure(time.time(), kind, stage, reason, before + count)
+        failure = Failure(time.time(), kind, stage, reason, before + count, place=place)
         self._failures[kind, stage, reason] = failure
         if len(self._failures) > _MOST:
             del self._failures[next(iter(self._failures))]

@@ -209,11 +209,11 @@ class Metrics:
         for each in (self.consumed, self.settled, self.offset_resets):
             each.labels(topic)
 
-    def count_failed(self, stage: str, records: int, reason: str) -> None:
-        """Count records that failed; `reason` is that of the first one."""
+    def count_failed(self, stage: str, records: int, reason: str, place: str | None = None) -> None:
+        """Count records that failed; `reason` and `place` (`Failure.place`) are those of the first one."""
         self.failed.labels(stage).inc(records)
         self.done.failed += records
-        self.failures.note("record failed", stage, reason, records)
+        self.failures.note("record failed", stage, reason, records, place)
 
     def count_left_out(self, stage: str, what: str, values: int) -> None:
         """Count values that a sink left out on purpose: `fields`, or `digits` of times."""

@@ -115,6 +115,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
         failed: records that failed since the start.
         repeated: attempts to flush, and commits, that failed since the start and were repeated.
         failures: the latest ones, with their reasons.
+        letters: the topic that a `DeadLetterWriter` writes failed records to; None without one.
     """
 
     state: WorkerState
@@ -134,3 +135,4 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     failed: int = 0
     repeated: int = 0
     failures: tuple[Failure, ...] = ()
+    letters: str | None = None

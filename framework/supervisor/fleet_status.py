@@ -77,6 +77,7 @@ class FleetStatus:
             failed=sum(worker.failed for worker in self._workers),
             repeated=sum(worker.repeated for worker in self._workers),
             failures=latest(each for worker in self._workers for each in worker.failures()),
+            letters=next((status.letters for _, status in known), None),
         )
 
     async def registry(self) -> CollectorRegistry:

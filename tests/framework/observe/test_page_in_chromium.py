@@ -23,6 +23,8 @@ from tools.browser import CHROMIUM, Visit, visit
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kmr.observe.status import WorkerState
+
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: tools/debian chromium")
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -31,7 +33,7 @@ REASON = "no answer from <db:8123> within 5 s"
 
 def metrics_of_failures() -> Metrics:
     metrics = Metrics()
-    metrics.count_failed("map", 3, "ValueError: time data 'yesterday' does not match")
+    metrics.count_failed("map", 3, "ValueError: time data 'yesterday' does not match", "hits:0:41")
     metrics.count_retry("reduce-1", REASON, 4)
     return metrics
 
@@ -73,6 +75,7 @@ def status(metrics: Metrics, lag: int = 300) -> WorkerStatus:
         failed=metrics.done.failed,
         repeated=metrics.repeated,
         failures=metrics.failures.newest_first(),
+        letters="hits-dead",
     )
 
 
@@ -94,13 +97,15 @@ def history_of(now: WorkerStatus, source: OneWorker) -> History:
     return history
 
 
-async def visited(picture: Path) -> Visit:
+async def visited(
+    picture: Path, now: WorkerStatus | None = None, size: tuple[int, int] = (1280, 1500)
+) -> Visit:
     metrics = metrics_of_failures()
-    now = status(metrics)
+    now = now or status(metrics)
     source = OneWorker(lambda: now, metrics)
     app = build_app(source, history_of(now, source))
     async with HttpServer(app, partial(listen_on, "127.0.0.1", 0)) as server:
-        return await to_thread.run_sync(partial(visit, server.url, picture))
+        return await to_thread.run_sync(partial(visit, server.url, picture, size=size))
 
 
 def texts(document: str, of: str) -> str:
@@ -125,6 +130,7 @@ async def test_the_page_shows_figures_an_hour_of_history_and_failures_with_reaso
     failures = shown("failures")
     assert re.match(rf"\S+ \w+ ago flush repeated reduce-1 4 {re.escape(REASON)}", failures)
     assert "record failed map 3 ValueError: time data 'yesterday' does not match" in failures
+    assert failures.endswith("kmr dlq show hits-dead hits:0:41")
     assert shown("workers").startswith("1 (process 7) running")
     assert 'aria-pressed="true">1 h<' in page.document
     captions = re.findall(r"<figcaption>(.*?)<span", page.document)
@@ -136,3 +142,32 @@ async def test_the_page_shows_figures_an_hour_of_history_and_failures_with_reaso
     assert drawn.startswith(PNG)
     assert (int.from_bytes(drawn[16:20]), int.from_bytes(drawn[20:24])) == (1280, 1500)
     assert len(drawn) > 50_000  # an empty page is a twentieth of it
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [("suspended", "The group rebalances"), ("draining", "Draining: nothing more")],
+)
+async def test_a_worker_that_stands_still_says_why_and_what_waits_or_is_over_budget_is_coloured(
+    tmp_path: Path, state: WorkerState, says: str
+) -> None:
+    now = msgspec.structs.replace(
+        status(metrics_of_failures()),
+        state=state,
+        problem=None,
+        stages=(
+            StageStatus("map hits-0", "waiting", 2, seconds=9.0, waits_for="room in reduce-1"),
+        ),
+        inflight_bytes=70 * 2**20,
+        letters=None,
+    )
+    page = await visited(tmp_path / "page.png", now, (500, 1900))
+    shown = partial(texts, page.document)
+    assert page.console == []
+    assert shown("banner").startswith(says)
+    assert re.search(r'id="state"[^>]* data-tone="warn"', page.document)
+    assert shown("inflight-limit") == "of 64.0 MiB, over the budget: intake waits"
+    assert "waits for room in reduce-1" in shown("stages")
+    assert re.search(r'class="badge" style="--tone: ?var\(--warn\);?">waiting<', page.document)
+    assert re.search(r'class="box"[^>]*data-tone="warn"', page.document)
+    assert "record hits:0:41" in shown("failures")
