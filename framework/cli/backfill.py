@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import anyio
@@ -10,6 +12,7 @@ from cyclopts import Parameter
 from rich.filesize import decimal
 from rich.text import Text
 
+from .._extras import require_extra
 from ..config.flags import Given, settings_flags
 from ..errors import SettingsError, StrategyError
 from ..history.backfill import (
@@ -19,6 +22,8 @@ from ..history.backfill import (
     follow,
     offsets_left,
     prepare,
+    spark_bounds,
+    watching,
     worker_flags,
 )
 from ..history.plan import history_group
@@ -27,6 +32,7 @@ from ..kafka.subscription import Subscription
 from ..loading import load_strategy
 from ..observe.logs import setup_logs
 from ..settings import WORKER, Settings
+from ..spark.engine.engine_settings import EngineSettings
 from .offsets import milliseconds
 from .output import plain_console, plain_table
 
@@ -50,15 +56,17 @@ def backfill(
     given: Given[Settings],
     begin: Annotated[str, Parameter("--from")] = "earliest",
     until: str = "now",
-    engine: Literal["worker"] = "worker",
+    engine: Literal["worker", "spark"] = "worker",
+    spark: EngineSettings | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Read the history of topics into the table of a group that follows the present.
 
     It chooses one offset for each partition, the cut, and commits it as the start of the group. From then
     on workers of the group may run (`kmr run`): they begin at the cut. The history, up to the cut, is read
-    by workers of the group GROUP.backfill. At the end a count proves that every offset of the history is in
-    the table once, was filtered, or is a dead letter; the exit code is 1 if it is not.
+    by workers of the group GROUP.backfill, or by Spark (--engine spark, with --checkpoint). At the end a
+    count proves that every offset of the history is in the table once, was filtered, or is a dead letter; the
+    exit code is 1 if it is not.
 
     Interrupt it at any time, in any way: the same command goes on where it was.
 
@@ -77,7 +85,7 @@ def backfill(
     until
         The cut: now, which is the end of each log, a time, or offsets by partition.
     engine
-        worker: as many processes as --workers says.
+        worker: as many processes as --workers says; spark: a query of Structured Streaming that ends.
     dry_run
         Print the plan, with records and bytes; change nothing.
     """
@@ -85,7 +93,11 @@ def backfill(
     if settings.strategy is None:
         raise SettingsError("strategy is not set: give it as in `kmr backfill module:strategy`")
     setup_logs(settings.log)
-    wanted = Wanted(_bound("--from", begin, "earliest"), _bound("--until", until, "now"), engine)
+    wanted = Wanted(
+        _bound("--from", begin, "earliest"),
+        _bound("--until", until, "now"),
+        _engine(engine, spark, settings),
+    )
     loaded = load_strategy(settings.strategy)
     loaded.validate()
     if loaded.distincts:
@@ -96,6 +108,10 @@ def backfill(
     loaded.refuse_loop(
         Subscription(settings.topics, settings.topic_pattern), settings.bootstrap_servers
     )
+    if engine == "spark":
+        from ..spark.engine.placement import require_runnable
+
+        require_runnable(loaded)
     prepared = anyio.run(prepare, settings, wanted)
     _show_plan(prepared)
     if dry_run:
@@ -104,7 +120,10 @@ def backfill(
     plan = anyio.run(_begin, settings, prepared)
     code = 0
     if prepared.done < plan.offsets:
-        code = _read(given, settings, plan)
+        if spark is None:
+            code = _read(given, settings, plan)
+        else:
+            code = _read_by_spark(given, settings, loaded, spark, prepared)
     left = anyio.run(offsets_left, settings, plan)
     if left:
         plain_console(stderr=True).print(
@@ -127,6 +146,42 @@ def _read(given: Given[Settings], settings: Settings, plan: Plan) -> int:
     own = given.load(strategy=settings.strategy, **worker_flags(settings))
     watch = partial(follow, settings, plan, view)
     return run_workers(own, given.config, flags, lambda work: beside(work, watch))
+
+
+def _engine(engine: str, spark: EngineSettings | None, settings: Settings) -> str:
+    """Return the engine, with what it must have again to go on. Raises SettingsError."""
+    if engine == "worker":
+        if spark is not None:
+            raise SettingsError("--checkpoint needs --engine spark")
+        return engine
+    require_extra("spark", "--engine spark")
+    if settings.workers != 1 or settings.otel:
+        raise SettingsError("--workers and --otel do not fit --engine spark: give --master")
+    spark = spark or EngineSettings()
+    if spark.trigger not in (EngineSettings.trigger, "available-now"):
+        raise SettingsError(
+            "--trigger does not fit a backfill: its micro-batches follow each other"
+        )
+    checkpoint = spark.checkpoint
+    where = checkpoint if ":" in checkpoint else str(Path(checkpoint).resolve())
+    return f"spark --checkpoint {where}"
+
+
+def _read_by_spark(
+    given: Given[Settings],
+    settings: Settings,
+    strategy: Strategy,
+    spark: EngineSettings,
+    prepared: Prepared,
+) -> int:
+    """Read the history with Spark; return the exit code of its engine."""
+    from ..spark.engine.engine import run_engine
+
+    own = given.load(strategy=settings.strategy, group=history_group(settings.group), history=True)
+    options = replace(spark, trigger="available-now", name=f"kmr-{own.group}")
+    watch = partial(follow, settings, prepared.plan, view_of(prepared.plan))
+    with watching(watch):
+        return run_engine(strategy, own, options, spark_bounds(prepared))
 
 
 def _count(settings: Settings, strategy: Strategy, plan: Plan) -> int:

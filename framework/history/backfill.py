@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import structlog
+from anyio.from_thread import start_blocking_portal
 
 from ..errors import ConsumerError, SettingsError
 from ..kafka.admin import connect_admin
@@ -16,10 +19,11 @@ from .cut import commit_cut, refuse_members
 from .plan import Plan, history_group
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from ..settings import Settings
-    from .plan import Bound, Engine
+    from ..spark.source_settings import SourceBounds
+    from .plan import Bound
     from .progress import View
 
 T = TypeVar("T")
@@ -36,12 +40,12 @@ class Wanted:
     Attributes:
         begin: where the history begins.
         end: where it ends, and the present begins.
-        engine: what reads it.
+        engine: what reads it: `worker`, or `spark` with its checkpoint, which has the progress.
     """
 
     begin: Bound
     end: Bound
-    engine: Engine
+    engine: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ async def prepare(settings: Settings, wanted: Wanted) -> Prepared:
         return Prepared(plan, True, False, 0)  # noqa: FBT003
 
 
-def _require_engine(plan: Plan, engine: Engine) -> None:
+def _require_engine(plan: Plan, engine: str) -> None:
     begun = {each.engine for each in plan.histories.values()}
     if begun != {engine}:
         raise SettingsError(
@@ -158,6 +162,20 @@ def worker_flags(settings: Settings) -> dict[str, Any]:
     }
 
 
+def spark_bounds(prepared: Prepared) -> SourceBounds:
+    """Return what Spark reads."""
+    from ..spark.source_settings import SourceBounds
+
+    plan = prepared.plan
+    return SourceBounds(
+        first={at: history.first for at, history in plan.histories.items()},
+        until={at: history.until for at, history in plan.histories.items()},
+        generation=plan.generation,
+        metadata={at: entry.metadata for at, entry in plan.beginning.items()},
+        is_begun=prepared.done > 0,
+    )
+
+
 async def beside(work: Awaitable[T], watch: Callable[[], Coroutine[Any, Any, None]]) -> T:
     """Await `work`, with `watch` beside it until it has seen the end; return the result of `work`."""
     async with anyio.create_task_group() as tasks:
@@ -165,3 +183,15 @@ async def beside(work: Awaitable[T], watch: Callable[[], Coroutine[Any, Any, Non
         result = await work
         tasks.cancel_scope.deadline = anyio.current_time() + 2 * _INTERVAL
     return result
+
+
+@contextmanager
+def watching(watch: Callable[[], Coroutine[Any, Any, None]]) -> Iterator[None]:
+    """Run `watch` in a thread beside the block, until it has seen the end."""
+    with start_blocking_portal() as portal:
+        seen = portal.start_task_soon(watch)
+        try:
+            yield
+        finally:
+            wait([seen], timeout=2 * _INTERVAL)
+            seen.cancel()

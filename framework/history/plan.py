@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..kafka.admin import Admin
     from ..record import TopicPartition
 
-Engine: TypeAlias = Literal["worker", "spark"]
-
 Bound: TypeAlias = "Literal['start', 'end'] | int | Mapping[int, int]"
 """A place in each partition: the start or end of its log, a time in milliseconds since 1970, or offsets by
 partition."""
@@ -102,9 +100,12 @@ class Plan:
         *,
         begin: Bound,
         end: Bound,
-        engine: Engine,
+        engine: str,
     ) -> Plan:
         """Choose the cut of each partition, once.
+
+        Args:
+            engine: what reads the history, with what it must have again to go on.
 
         Raises:
             OffsetOutOfRange: a place is not in the log.

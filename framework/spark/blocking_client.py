@@ -11,6 +11,7 @@ import asyncio
 import os
 import threading
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import aiokafka
@@ -65,9 +66,15 @@ class BlockingClient:
         """Return the offset after the last readable record of each partition. Raises ConsumerError."""
         return self._run(partial(log_offsets, end="end", partitions=partitions), "the end offsets")
 
-    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        metadata: Mapping[TopicPartition, str] = MappingProxyType({}),
+    ) -> None:
         """Commit for a group without members. Raises ConsumerError, also for a group with members."""
-        self._run(partial(self._commit, group, offsets), f"a commit of group {group}")
+        commit = partial(self._commit, group, offsets, metadata)
+        self._run(commit, f"a commit of group {group}")
 
     def fetch(self, partition: TopicPartition, offset: int) -> Future[FetchedPartition]:
         """Begin to fetch from an offset; the future raises KafkaError for errors worth a retry."""
@@ -108,7 +115,11 @@ class BlockingClient:
         return consumer
 
     async def _commit(
-        self, group: str, offsets: Mapping[TopicPartition, int], _consumer: object
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        metadata: Mapping[TopicPartition, str],
+        _consumer: object,
     ) -> None:
         committer = self._committers.get(group)
         if committer is None:
@@ -117,7 +128,10 @@ class BlockingClient:
             )
             await connect(committer, self.config)
             self._committers[group] = committer
-        entries = {aiokafka.TopicPartition(*p): (offset, "") for p, offset in offsets.items()}
+        entries = {
+            aiokafka.TopicPartition(*p): (offset, metadata.get(p, ""))
+            for p, offset in offsets.items()
+        }
         committer.assign(list(entries))
         await committer.commit(entries)
 

@@ -194,13 +194,15 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Take note of the current end offsets: this query reads no further."""
-        self._target = self._planner.ends()
+        bounds = self._settings.bounds
+        self._target = self._planner.ends() if bounds is None else dict(bounds.until)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next micro-batch; `start` itself when there is nothing new."""
         planner = self._planner
         if not start:
-            return show_offsets(planner.first(planner.required_partitions()))
+            bounds, partitions = self._settings.bounds, planner.required_partitions()
+            return show_offsets(planner.first(partitions) if bounds is None else bounds.first)
         position = read_offsets(start)
         self.commit(start)  # Spark plans the next one: the checkpoint has all before `start`
         end = planner.latest(position)
@@ -250,7 +252,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._committed = end
         try:
             client = shared_client(self._settings.client)
-            client.commit(self._settings.group, read_offsets(end))
+            bounds = self._settings.bounds
+            metadata = {} if bounds is None else bounds.metadata
+            client.commit(self._settings.group, read_offsets(end), metadata)
         except ConsumerError as error:
             if not self._commit_failed:
                 _log.warning("group offsets not committed; reading goes on", reason=str(error))

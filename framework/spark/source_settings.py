@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Final
 from ..kafka.connection import ConnectionConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..kafka.subscription import Subscription
+    from ..record import TopicPartition
     from ..settings import IsolationLevel
 
 _MIB: Final = 1024 * 1024
@@ -31,6 +34,25 @@ class ClientConfig(ConnectionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceBounds:
+    """What a query with an end reads: the partitions that it names, and no others.
+
+    Attributes:
+        first: the first offset of each partition.
+        until: the offset after the last.
+        generation: that of the offsets, a part of every token.
+        metadata: what is committed beside the offsets of each partition.
+        is_begun: offsets were committed, so a checkpoint that is empty has lost the progress.
+    """
+
+    first: Mapping[TopicPartition, int]
+    until: Mapping[TopicPartition, int]
+    generation: int
+    metadata: Mapping[TopicPartition, str]
+    is_begun: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceSettings:
     """What a query reads.
 
@@ -41,6 +63,7 @@ class SourceSettings:
         min_partitions: least number of tasks of a micro-batch, approximately; None: one for each partition.
         fail_on_data_loss: stop when records were deleted before they were read; else log it and go on.
         poll_timeout: seconds that a task waits for records of its range.
+        bounds: where the query begins and ends; None: at the end or beginning of each log, and nowhere.
     """
 
     subscription: Subscription
@@ -51,3 +74,4 @@ class SourceSettings:
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     poll_timeout: float = 120.0
+    bounds: SourceBounds | None = None

@@ -39,21 +39,36 @@ class CheckpointGeneration(Mapping[TopicPartition, int]):
         return 0
 
 
-def read_generation(session: SparkSession, checkpoint: str) -> int:
+def read_generation(session: SparkSession, checkpoint: str, wanted: int | None = None) -> int:
     """Return the generation of a checkpoint; a new one begins its own, by a file that names it.
 
     So a query that reads records again with a new checkpoint writes them again. 0 for a checkpoint that an
     earlier version began, which must go on with its tokens.
+
+    Args:
+        wanted: the generation that a new checkpoint begins; None: one of its own.
+
+    Raises:
+        SettingsError: the checkpoint has another generation than the one that is wanted.
     """
     for name in _names(session, checkpoint):
         if name.startswith(_GENERATION):
-            return int(name.removeprefix(_GENERATION))
+            return _require(checkpoint, int(name.removeprefix(_GENERATION)), wanted)
     if newest_logged(session, checkpoint) >= 0:
-        return 0
-    generation = next_generation(())
+        return _require(checkpoint, 0, wanted)
+    generation = next_generation(()) if wanted is None else wanted
     files, path = _hadoop(session, checkpoint, f"{_GENERATION}{generation}")
     files.createNewFile(path)
     return generation
+
+
+def _require(checkpoint: str, found: int, wanted: int | None) -> int:
+    if wanted not in (None, found):
+        raise SettingsError(
+            f"the checkpoint {checkpoint} belongs to another query (generation {found}, not {wanted}): "
+            "give each backfill a checkpoint of its own"
+        )
+    return found
 
 
 def newest_logged(session: SparkSession, checkpoint: str) -> int:

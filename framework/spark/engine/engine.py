@@ -20,7 +20,7 @@ import pyarrow as pa
 import structlog
 from anyio.from_thread import start_blocking_portal
 
-from ...errors import ConsumerError, DeadlineExceeded, KmrError
+from ...errors import ConsumerError, DeadlineExceeded, KmrError, SettingsError
 from ...kafka.connection import connection_config
 from ...kafka.subscription import Subscription
 from ...observe.health import HealthServer
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ...record import Range
     from ...settings import Settings
     from ...strategy import Strategy
+    from ..source_settings import SourceBounds
     from .engine_settings import EngineSettings
 
 _log = structlog.get_logger(__name__)
@@ -75,6 +76,7 @@ class SparkEngine:
         engine: the settings that only Spark has.
         metrics: by default in a registry of their own.
         session: the session to run in; by default `run` opens one and stops it at its end.
+        bounds: what a backfill reads, with the trigger `available-now`; None: everything.
 
     Raises:
         StrategyError: a stage writes to a topic that is read.
@@ -92,6 +94,7 @@ class SparkEngine:
         *,
         metrics: Metrics | None = None,
         session: SparkSession | None = None,
+        bounds: SourceBounds | None = None,
     ) -> None:
         self._subscription = Subscription(settings.topics, settings.topic_pattern)
         for topic in settings.topics:
@@ -104,7 +107,7 @@ class SparkEngine:
         self.metrics.begin(
             settings.group, settings.strategy or "", strategy.stages, settings.topics
         )
-        self._source = source_settings(settings, engine)
+        self._source = source_settings(settings, engine, bounds)
         self._given = session
         self._generation = CheckpointGeneration()
         self._context = Context(
@@ -267,8 +270,15 @@ class SparkEngine:
 
     def _start(self, session: SparkSession) -> StreamingQuery:
         checkpoint = self._engine.checkpoint
-        self._generation.value = read_generation(session, checkpoint)
+        bounds = self._source.bounds
         self._logged = newest_logged(session, checkpoint)
+        if bounds is not None and bounds.is_begun and self._logged < 0:
+            raise SettingsError(
+                f"the checkpoint {checkpoint} is empty, but group {self._settings.group} has committed "
+                "offsets of it: its progress is lost, and what it has written would be doubled. Restore it"
+            )
+        wanted = None if bounds is None else bounds.generation
+        self._generation.value = read_generation(session, checkpoint, wanted)
         plan = TaskPlan.of(self._strategy, self._context, logged=self._logged)
         self._warm_ups.callback(warm_up(session, plan, self._source.client))
         try:
@@ -290,10 +300,17 @@ class SparkEngine:
         if not self._gate.begin(number):
             raise _Stopping
         try:
+            begun, before = time.monotonic(), self._reducers.consumed
             self._reducers.settle(frame.toArrow(), replayed=number <= self._logged)
+            self._slow_down(begun, self._reducers.consumed - before)
         except BaseException as error:
             self._failure = self._failure or error
             raise
+
+    def _slow_down(self, begun: float, offsets: int) -> None:
+        """Wait until a micro-batch has lasted as long as the rate says; a stop ends it."""
+        if self._settings.rate is not None:
+            self._stop.wait(max(0.0, begun + offsets / self._settings.rate - time.monotonic()))
 
     def _reread(self, wanted: Range) -> pa.RecordBatch:
         """Read the records of a range again, for the error sink."""
@@ -354,14 +371,21 @@ class SparkEngine:
             return
         client = shared_client(self._source.client)
         try:
-            client.commit(self._source.group, read_offsets(offsets))
+            bounds = self._source.bounds
+            metadata = {} if bounds is None else bounds.metadata
+            client.commit(self._source.group, read_offsets(offsets), metadata)
         except ConsumerError as error:
             _log.warning("group offsets not committed; the checkpoint has them", reason=str(error))
         finally:
             client.close()
 
 
-def run_engine(strategy: Strategy, settings: Settings, engine: EngineSettings) -> int:
+def run_engine(
+    strategy: Strategy,
+    settings: Settings,
+    engine: EngineSettings,
+    bounds: SourceBounds | None = None,
+) -> int:
     """Run the engine as a process: the first SIGTERM or SIGINT stops it, a second one ends the process.
 
     A `KmrError` is printed as one message on stderr. When `shutdown_deadline` has passed since the first
@@ -371,7 +395,7 @@ def run_engine(strategy: Strategy, settings: Settings, engine: EngineSettings) -
         The exit code (`ExitCode`).
     """
     try:
-        runner = SparkEngine(strategy, settings, engine)
+        runner = SparkEngine(strategy, settings, engine, bounds=bounds)
         end = ProcessEnd(runner.deadline, lambda _: runner.shutdown(), runner.undone)
         end.arm()
         runner.run()

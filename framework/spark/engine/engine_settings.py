@@ -14,7 +14,7 @@ from ...kafka.connection import connection_config
 from ...kafka.subscription import Subscription
 from ...reducers.sink import capabilities_of
 from ..session import is_connect, open_session
-from ..source_settings import ClientConfig, SourceSettings
+from ..source_settings import ClientConfig, SourceBounds, SourceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +132,9 @@ class EngineSettings:
         )
 
 
-def source_settings(settings: Settings, engine: EngineSettings) -> SourceSettings:
+def source_settings(
+    settings: Settings, engine: EngineSettings, bounds: SourceBounds | None = None
+) -> SourceSettings:
     """Return what the query reads. Raises SettingsError for a setting that Spark cannot have."""
     if settings.auto_offset_reset == "error":
         raise SettingsError(
@@ -154,4 +156,5 @@ def source_settings(settings: Settings, engine: EngineSettings) -> SourceSetting
         max_offsets_per_trigger=engine.max_offsets_per_trigger,
         min_partitions=engine.min_partitions,
         fail_on_data_loss=engine.fail_on_data_loss,
+        bounds=bounds,
     )
