@@ -55,6 +55,20 @@ def test_a_checkpoint_of_an_earlier_version_has_generation_0(
     assert read_generation(spark, str(tmp_path)) == 0
 
 
+def test_a_checkpoint_begins_the_generation_that_is_wanted_and_refuses_another(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    checkpoint = str(tmp_path / "new")
+    assert read_generation(spark, checkpoint, 7) == 7
+    assert read_generation(spark, checkpoint, 7) == 7
+    with pytest.raises(SettingsError, match=r"belongs to another query \(generation 7, not 8\)"):
+        read_generation(spark, checkpoint, 8)
+    (tmp_path / "old" / "offsets").mkdir(parents=True)
+    (tmp_path / "old" / "offsets" / "0").touch()
+    with pytest.raises(SettingsError, match="generation 0, not 8"):
+        read_generation(spark, str(tmp_path / "old"), 8)
+
+
 def test_every_partition_has_the_generation_of_the_checkpoint_also_in_a_task() -> None:
     generations = CheckpointGeneration()
     generations.value = 7
