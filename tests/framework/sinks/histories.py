@@ -19,7 +19,7 @@ from kmr.reducers.sink import Write
 if TYPE_CHECKING:
     from kmr.values.value_format import ValueFormat
 
-KEYS = st.integers(0, 5)
+KEYS = st.integers(0, 3)
 TEXTS = st.text("abc", max_size=2)
 
 

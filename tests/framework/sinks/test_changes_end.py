@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from kmr.sinks import RangeWriter
 
 EXAMPLES = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-HISTORIES = st.lists(OPERATIONS, min_size=1, max_size=40)
+HISTORIES = st.lists(
+    OPERATIONS, min_size=25, max_size=50
+)  # Hypothesis likes short ones, which show little
 CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
 
@@ -38,7 +40,7 @@ async def _write(writer: RangeWriter, rows: Rows, *, repeated: bool) -> None:
 
 
 async def _deliver(
-    open_writer: Any, history: History, cuts: list[int], kills: list[int], late: list[int]
+    open_writer: Any, history: History, cuts: list[int], kills: set[int], late: set[int]
 ) -> None:
     """Deliver a topic in ranges. After some the worker is killed, and a new one writes the range again.
 
@@ -74,8 +76,8 @@ async def _deliver(
     operations=HISTORIES,
     partitions=st.integers(1, 3),
     cuts=CUTS,
-    kills=st.lists(st.integers(1, 20)),
-    late=st.lists(st.integers(1, 20)),
+    kills=st.sets(st.integers(1, 12), min_size=2),
+    late=st.sets(st.integers(1, 12), min_size=2),
 )
 async def test_a_clickhouse_table_equals_the_source(
     clickhouse_url: str,
@@ -84,8 +86,8 @@ async def test_a_clickhouse_table_equals_the_source(
     operations: list[Any],
     partitions: int,
     cuts: list[int],
-    kills: list[int],
-    late: list[int],
+    kills: set[int],
+    late: set[int],
 ) -> None:
     history = History(partitions)
     for operation in operations:
@@ -118,8 +120,8 @@ async def test_a_clickhouse_table_equals_the_source(
     operations=HISTORIES,
     partitions=st.integers(1, 3),
     cuts=CUTS,
-    kills=st.lists(st.integers(1, 20)),
-    late=st.lists(st.integers(1, 20)),
+    kills=st.sets(st.integers(1, 12), min_size=2),
+    late=st.sets(st.integers(1, 12), min_size=2),
 )
 async def test_a_postgres_table_equals_the_source(
     postgres_url: str,
@@ -127,8 +129,8 @@ async def test_a_postgres_table_equals_the_source(
     operations: list[Any],
     partitions: int,
     cuts: list[int],
-    kills: list[int],
-    late: list[int],
+    kills: set[int],
+    late: set[int],
 ) -> None:
     history = History(partitions)
     for operation in operations:
