@@ -45,6 +45,8 @@ class Capabilities:
         on_spark: the guarantee when a task or a micro-batch is repeated, for `kmr validate`.
         errors_on_spark: the same where the sink is `reduce_err`.
         forwards: the sink also returns rows for a next reducer.
+        in_order: the sink needs the flushes of a partition in the order of offsets, which Spark's tasks do
+            not keep: it is refused there.
         difference_on_spark: what differs from the worker; empty if nothing does.
     """
 
@@ -54,6 +56,7 @@ class Capabilities:
     block_rows: int = 2**31
     needs_session: bool = False
     forwards: bool = False
+    in_order: bool = False
     on_spark: str = AT_LEAST_ONCE_ON_SPARK
     errors_on_spark: str = "at least once"
     difference_on_spark: str = ""

@@ -175,7 +175,7 @@ class KafkaWriter(Collecting, Sink):
         self.open_timeout = open_timeout
         self.bootstrap_servers = bootstrap_servers
         self.capabilities = Capabilities(
-            delivery=delivery, commits_offsets=delivery == "exactly-once"
+            delivery=delivery, commits_offsets=delivery == "exactly-once", in_order=changes
         )
         self.transaction_timeout = transaction_timeout
         self._client: dict[str, Any] = {}

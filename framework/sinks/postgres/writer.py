@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Unpack
 
@@ -137,6 +138,7 @@ class PostgresWriter(RangeWriter):
         self._changes = Changes.of("PostgresWriter", key, changes=changes)
         if self._changes is not None and delivery != "exactly-once":
             raise StrategyError(_IN_ORDER)
+        self.capabilities = replace(self.capabilities, in_order=changes)
         self.table = table
         self.url = url
         self.columns = None if columns is None else tuple(columns)

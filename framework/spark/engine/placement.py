@@ -95,6 +95,15 @@ def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
             "Distinct remembers records from one micro-batch to the next only in a worker; run one, or drop "
             "duplicates in the table",
         )
+    for stage, writer in strategy.writers.items():
+        if capabilities_of(writer).in_order:
+            yield Finding(
+                stage,
+                "error",
+                f"{type(writer).__name__}(changes=True) needs changes in their order, and Spark's tasks keep "
+                "none; use ClickHouseWriter(changes=True), whose rows have versions, write change rows, or "
+                "run a worker",
+            )
     if strategy.is_transactional:
         name = type(strategy.reducers[-1]).__name__
         yield Finding(

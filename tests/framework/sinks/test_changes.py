@@ -113,22 +113,19 @@ def test_arguments_that_do_not_belong_together_are_refused() -> None:
 
 
 def test_a_table_for_changes_has_the_columns_of_the_row_and_no_null_in_the_key() -> None:
-    declared = pa.schema(
-        [
-            pa.field("id", pa.int64()),
-            pa.field("name", pa.string(), metadata=REQUIRED),
-            pa.field("note", pa.string()),
-            pa.field("op", pa.string()),
-            pa.field("before", OLD_ID),
-        ]
-    )
-    assert BY_ID.columns(declared) == pa.schema(
-        [
-            pa.field("id", pa.int64(), nullable=False),
-            pa.field("name", pa.string(), nullable=False),
-            pa.field("note", pa.string()),
-        ]
-    )
+    fields: list[pa.Field[Any]] = [
+        pa.field("id", pa.int64()),
+        pa.field("name", pa.string(), metadata=REQUIRED),
+        pa.field("note", pa.string()),
+        pa.field("op", pa.string()),
+        pa.field("before", OLD_ID),
+    ]
+    made: list[pa.Field[Any]] = [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("note", pa.string()),
+    ]
+    assert BY_ID.columns(pa.schema(fields)) == pa.schema(made)
 
 
 OPS = st.tuples(st.sampled_from("cudt"), st.integers(0, 3), st.text("ab", max_size=1))

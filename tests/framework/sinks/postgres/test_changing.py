@@ -99,7 +99,8 @@ async def test_a_truncate_empties_the_table_before_what_follows(
 async def test_a_table_that_is_made_has_the_key_as_its_primary_key(
     postgres_url: str, context: Context
 ) -> None:
-    schema = pa.schema({"b": pa.string(), "a": pa.int64(), "n": pa.int32(), "op": pa.string()})
+    fields: Any = {"b": pa.string(), "a": pa.int64(), "n": pa.int32(), "op": pa.string()}
+    schema = pa.schema(fields)
     options = {"changes": True, "key": ["a", "b"], "create": schema}
     writer = await opened(postgres_url, context, **options)
     table = pa.table({"a": [1, 1, 1], "b": ["x", "y", "x"], "n": [1, 2, 3], "op": ["c", "c", "u"]})

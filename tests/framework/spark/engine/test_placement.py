@@ -11,7 +11,7 @@ from kmr import Aggregate, Batcher, Strategy, map_batch
 from kmr.cli.root import run_command
 from kmr.errors import StrategyError
 from kmr.reducers.sink import NEW, Capabilities, Sink, Write
-from kmr.sinks import ClickHouseWriter, KafkaWriter, StreamWriter
+from kmr.sinks import ClickHouseWriter, KafkaWriter, PostgresWriter, StreamWriter
 from kmr.sinks.parquet.writer import ParquetWriter
 from kmr.sinks.spark.writer import SparkWriter
 from kmr.spark.engine.aggregation import FinalAggregate, PartialAggregate
@@ -185,3 +185,14 @@ def test_validate_prints_the_guarantees_and_fails_for_an_error(
     assert "reduce-1    differs: Aggregate: one result for each micro-batch" in shown
     assert run_command(["validate", "checked_strategies:bad", "--engine", "spark"], [command]) == 1
     assert "strategy    CANNOT BE: delivery='at-most-once'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [PostgresWriter("t", key=["id"], changes=True), KafkaWriter("t", key="id", changes=True)],
+)
+def test_changes_that_need_their_order_are_refused(writer: Sink) -> None:
+    strategy = Strategy(same, [writer])
+    with pytest.raises(StrategyError, match="needs changes in their order"):
+        require_runnable(strategy)
+    require_runnable(Strategy(same, [ClickHouseWriter("t", key=["id"], changes=True)]))
