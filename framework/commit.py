@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import structlog
+from anyio.lowlevel import checkpoint
 
 from .delivery.announcement import Generation, generation_of, history_of, next_generation
 from .errors import CommitFenced, CommitRefused, ConsumerError
@@ -204,6 +205,7 @@ class Committer:
         """
         entry = self._entry(partition)
         entry.announcement, entry.is_found = announcement, entry.is_found or again
+        await checkpoint()  # lanes that were given their turn together announce in one commit
         await self.commit()
         announced = CommitOffset(announcement.first, announcement.metadata)
         return self._is_acknowledged(partition, announced)

@@ -22,6 +22,7 @@ from .guarantees import AtLeastOnce, AtMostOnce, ExactlyOnce, Transactional
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
 from .reducers.sink import capabilities_of
+from .reducers.turns import Turns
 from .service.deadline import shield
 from .service.identity import new_id
 
@@ -53,6 +54,7 @@ class Lane:
         partition: the lane's partition; None if all partitions share it.
         guarantee: of the last stage.
         replaying: the lane begins with an announced range.
+        turns: the flushes by age of the last stage wait for one.
 
     Attributes:
         inbox: the inbox of the first stage.
@@ -69,6 +71,7 @@ class Lane:
         *,
         partition: TopicPartition | None = None,
         replaying: bool = False,
+        turns: Turns | None = None,
     ) -> None:
         self.inbox, receive = anyio.create_memory_object_stream[Rows | ReplayEnd](queue)
         self.stages: list[ReduceStage] = []
@@ -89,6 +92,7 @@ class Lane:
                     errors=errors.clone(),
                     partition=partition,
                     replaying=replaying,
+                    turns=turns if name == last else None,
                 )
             )
             receive = following
@@ -166,6 +170,8 @@ class Lanes:
         self._contexts: list[Context] = []
         self._lanes: dict[TopicPartition, Lane] = {}
         self._writer = new_id()[:12]
+        self._late = shared.metrics.flush_late.set
+        self._turns: Turns | None = None
 
     async def open(self, context: Context) -> None:
         """Connect the reducers. Raises StrategyError if the strategy does not fit its sinks."""
@@ -181,6 +187,9 @@ class Lanes:
             raise StrategyError(
                 f"delivery='exactly-once': {name} cannot provide it as it is configured"
             )
+        per_second = capabilities_of(self._opened[-1]).flushes_per_second
+        if per_second is not None:
+            self._turns = Turns(per_second, self._late)
 
     @property
     def delivery(self) -> Delivery:
@@ -223,6 +232,7 @@ class Lanes:
             self._guarantee(partition, replayed),
             partition=partition,
             replaying=replayed is not None,
+            turns=self._turns,
         )
         tasks.start_soon(lane.run, self._contexts)
         return lane.inbox

@@ -15,7 +15,7 @@ import structlog
 from .branches.branches import Branches
 from .errors import SinkError, UnexpectedDuplicate, no_escape
 from .observe.status import StageStatus
-from .observe.waits import REBALANCE, Waiting
+from .observe.waits import REBALANCE, TURN, Waiting
 from .record import ReplayEnd, Rows
 from .reducers.flushing import Buffer, FlushOutcome, FlushTrigger, attempt_flush, retry_flush
 from .reducers.reducer import close_all
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .reducers.flushing import FlushReason
     from .reducers.reducer import Context, Reducer, Retry
     from .reducers.sink import Write
+    from .reducers.turns import Turns
 
 _log = structlog.get_logger(__name__)
 
@@ -55,6 +56,7 @@ class ReduceStage:
         partition: the partition of the lane that the stage belongs to; None if all partitions share it.
         guarantee: of its writes.
         replaying: the inbox begins with an announced range.
+        turns: its flushes by age wait for one; None: they do not.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class ReduceStage:
         errors: ErrorPort | None = None,
         partition: TopicPartition | None = None,
         replaying: bool = False,
+        turns: Turns | None = None,
     ) -> None:
         self.name = name
         self._shown_as = name if partition is None else f"{name} {partition}"
@@ -90,7 +93,7 @@ class ReduceStage:
         self._attempt_since: float | None = None
         self._trouble: str | None = None
         self._waits = Waiting()
-        self.trigger = FlushTrigger(inbox, shared.budget, replaying=replaying)
+        self.trigger = FlushTrigger(inbox, shared.budget, replaying=replaying, turns=turns)
 
     async def open(self, context: Context) -> None:
         """Connect the reducer. Raises StrategyError if the strategy does not fit the sink."""
@@ -99,6 +102,7 @@ class ReduceStage:
 
     async def close(self) -> None:
         """Disconnect the reducer, also after a failure."""
+        self.trigger.leave()
         for stream in (self._inbox, self._free_send, self._free, self._full, self._frozen):
             stream.close()
         self._close_outputs()
@@ -311,6 +315,7 @@ class ReduceStage:
             activity = "flushing"
         else:
             activity = "waiting" if self._shared.gate.is_open else "held"
+        late = self.trigger.late(self._collecting)
         return StageStatus(
             name=self._shown_as,
             activity=activity,
@@ -320,6 +325,6 @@ class ReduceStage:
             seconds=0.0 if since is None else now - since,
             reason=self._trouble,
             working=0.0 if attempt is None else now - attempt,
-            waits_for=self._waits.what,
-            waited=self._waits.seconds(now),
+            waits_for=self._waits.what or (TURN if late else None),
+            waited=self._waits.seconds(now) or late,
         )

@@ -374,12 +374,14 @@ def _weakest(chains: Mapping[str, Sequence[Reducer]]) -> Capabilities:
             f"reduce=: branch {committing[0]} commits offsets in a transaction, and branch {other} cannot "
             "be a part of it; write to topics with delivery='at-least-once', or in a strategy of their own"
         )
+    rates = [each.flushes_per_second for each in of.values() if each.flushes_per_second is not None]
     exactly = all(each.delivery == "exactly-once" for each in of.values())
     return Capabilities(
         delivery="exactly-once" if exactly else "at-least-once",
         names_ranges=all(each.names_ranges for each in of.values()),
         commits_offsets=bool(committing),
         block_rows=min(each.block_rows for each in of.values()),
+        flushes_per_second=min(rates, default=None),
         needs_session=any(each.needs_session for each in of.values()),
         on_spark="; ".join(f"{name}: {each.on_spark}" for name, each in of.items()),
         errors_on_spark="; ".join(f"{name}: {each.errors_on_spark}" for name, each in of.items()),

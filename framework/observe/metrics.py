@@ -115,6 +115,10 @@ class Metrics:
         self.flush_seconds = histogram(
             "reduce_flush_seconds", "Time of one flush, retries included.", "stage"
         )
+        self.flush_late = gauge(
+            "reduce_flush_late_seconds",
+            "How long the oldest rows have waited for their turn beyond `max_age` (`inserts_per_second`).",
+        )
         self.flushes = counter("reduce_flushes", "Flushes, by reason.", "stage", "reason")
         self.flush_retries = counter(
             "reduce_flush_retries", "Attempts to flush that must be repeated.", "stage"

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 ROOM: Final = "room within inflight_bytes"
 REBALANCE: Final = "the end of a rebalance"
+TURN: Final = "its turn to be written (inserts_per_second)"
+"""`kmr.reducers.turns` logs it, once for all lanes."""
+
 _PATIENCE: Final = 10.0
 
 _log = structlog.get_logger(__name__)
@@ -45,14 +48,14 @@ class WaitLog:
     """Logs each wait of a stage once, when it has lasted for 10 seconds."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[str, str | None]] = set()
 
     def note(self, stages: Iterable[StageStatus], intake: float = 0.0) -> None:
         """Note the status of this moment, and the seconds that intake waits; call it about once a second."""
-        waits = {
+        waits: dict[tuple[str, str | None], float] = {
             (stage.name, stage.waits_for): stage.waited
             for stage in stages
-            if stage.waits_for is not None and stage.waited >= _PATIENCE
+            if stage.waits_for not in (None, TURN) and stage.waited >= _PATIENCE
         }
         if intake >= _PATIENCE:
             waits["intake", ROOM] = intake

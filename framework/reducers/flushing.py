@@ -3,8 +3,8 @@
     reason     a flush begins when
     count      `max_rows` rows are collected
     bytes      `max_bytes` are collected, or the collected rows use up the in-flight budget
-    age        the oldest row has waited for `max_age`; with `when_full="backpressure"` a full buffer
-               waits for this too, or for one of the next two
+    age        the oldest row has waited for `max_age`, and it is the lane's turn (`kmr.reducers.turns`); with
+               `when_full="backpressure"` a full buffer waits for this too, or for one of the next two
     awaited    another stage waits until these rows are settled, and no more are queued
     revoke     a rebalance waits until nothing is collected, and no more are queued
     replay     an announced range is read again to its end: one flush, without limits
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ..record import Batch, Range, ReplayEnd
     from .reducer import Reducer
     from .sink import Write
+    from .turns import Turns
 
 FlushReason = Literal["count", "bytes", "age", "awaited", "replay", "revoke", "shutdown", "trigger"]
 T = TypeVar("T")
@@ -224,6 +225,7 @@ class FlushTrigger:
         inbox: the stage's inbox.
         budget: while it is exhausted, no more rows can arrive.
         replaying: the inbox begins with an announced range, up to a `ReplayEnd`.
+        turns: rows of their age wait for one; None: they do not.
 
     Attributes:
         replaying: set it to False at the `ReplayEnd`.
@@ -235,8 +237,10 @@ class FlushTrigger:
         budget: Budget,
         *,
         replaying: bool,
+        turns: Turns | None = None,
     ) -> None:
         self.replaying = replaying
+        self._turns = turns
         self._inbox = inbox
         self._budget = budget
         self._waiting = anyio.CancelScope()
@@ -273,8 +277,22 @@ class FlushTrigger:
         return self._inbox.statistics().tasks_waiting_receive > 0
 
     def look(self) -> None:
-        """Look at the buffer again: its first rows were added."""
+        """Look at the buffer again: its first rows were added, or it is its turn."""
         self._waiting.cancel()
+
+    def leave(self) -> None:
+        """Wait for no turn: the rows are flushed, or dropped."""
+        if self._turns is not None:
+            self._turns.leave(self)
+
+    def _is_old(self, buffer: Buffer) -> bool:
+        return anyio.current_time() >= buffer.deadline
+
+    def late(self, buffer: Buffer) -> float:
+        """Return the seconds for which a buffer has waited for its turn."""
+        if self._turns is None or not buffer.held or self.replaying:
+            return 0.0
+        return max(0.0, anyio.current_time() - buffer.deadline)
 
     async def next(self, buffer: Buffer) -> Rows | ReplayEnd | FlushReason:
         """Wait for the next rows, or for a reason to flush the buffer.
@@ -285,7 +303,8 @@ class FlushTrigger:
         while True:
             if reason := self._reason(buffer):
                 return reason
-            deadline = math.inf if self.replaying else buffer.deadline
+            waits_turn = self._turns is not None and self._is_old(buffer)
+            deadline = math.inf if self.replaying or waits_turn else buffer.deadline
             with anyio.CancelScope(deadline=deadline) as self._waiting:
                 try:
                     return await self._inbox.receive()
@@ -296,7 +315,7 @@ class FlushTrigger:
         """Return the reason to flush now, None to wait for more rows."""
         if self.replaying or not buffer.held:
             return None
-        if anyio.current_time() >= buffer.deadline:
+        if self._is_old(buffer) and (self._turns is None or self._turns.take(self, buffer)):
             return "age"
         if self._inbox.statistics().current_buffer_used:
             return None
@@ -319,6 +338,7 @@ class FlushTrigger:
         Returns:
             The reason for which it is flushed in the end.
         """
+        self.leave()
         if reason not in ("count", "bytes") or buffer.reducer.when_full != "backpressure":
             return reason
         while not self._draining and anyio.current_time() < buffer.deadline:
@@ -333,6 +353,7 @@ class FlushTrigger:
 
         A part of a replayed range is dropped: the next owner of the partition writes it as a whole.
         """
+        self.leave()
         keep = buffer.reducer.on_shutdown == "flush" and not self.replaying
         return bool(buffer.held) and keep
 

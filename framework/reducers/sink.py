@@ -41,6 +41,8 @@ class Capabilities:
             is its `exactly-once`. A flush has rows of all partitions, nothing is announced, and rows that
             are refused make the stage flush again without them.
         block_rows: the most rows that the sink writes atomically; larger flushes announce this size.
+        flushes_per_second: the most flushes by age in a second, of all partitions of a worker where each has
+            its own; then `max_age` is a wish. None: as many as there are.
         needs_session: the sink writes with a `SparkSession`: the Spark engine runs it in the driver.
         on_spark: the guarantee when a task or a micro-batch is repeated, for `kmr validate`.
         errors_on_spark: the same where the sink is `reduce_err`.
@@ -54,6 +56,7 @@ class Capabilities:
     names_ranges: bool = False
     commits_offsets: bool = False
     block_rows: int = 2**31
+    flushes_per_second: float | None = None
     needs_session: bool = False
     forwards: bool = False
     in_order: bool = False

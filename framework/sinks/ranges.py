@@ -60,6 +60,9 @@ class RangeWriter(Collecting, Sink):
             and no commit before each; after a crash the records are divided into other ranges, and some
             may be written twice.
         concurrency: the most ranges that are written at a time.
+        inserts_per_second: the most ranges that a worker writes in a second for their age, where each
+            partition has its own: the oldest and largest first. So `max_age` is a wish where a worker has
+            more partitions than turns in that time. Full ranges do not wait. None: no limit.
         limits: the limits and policies of `Reducer`.
 
     Attributes:
@@ -78,6 +81,7 @@ class RangeWriter(Collecting, Sink):
         *,
         delivery: RangeDelivery = "exactly-once",
         concurrency: int = 4,
+        inserts_per_second: float | None = None,
         **limits: Unpack[Limits],
     ) -> None:
         super().__init__(**limits)
@@ -89,8 +93,13 @@ class RangeWriter(Collecting, Sink):
             )
         if concurrency < 1:
             raise StrategyError(f"{name}: concurrency must be at least 1, not {concurrency}")
+        if inserts_per_second is not None and inserts_per_second <= 0:
+            raise StrategyError(
+                f"{name}: inserts_per_second must be above 0, not {inserts_per_second}; None: no limit"
+            )
         self.capabilities = Capabilities(
             delivery=delivery,
+            flushes_per_second=inserts_per_second,
             names_ranges=True,
             on_spark=(
                 f"exactly once, by one {self.range_name} per range of offsets; in the driver, per micro-batch"

@@ -92,6 +92,9 @@ class ClickHouseWriter(RangeWriter):
         extra_columns: `error`, or `ignore` columns of the rows that the table lacks.
         settings: ClickHouse settings for every request.
         concurrency: the most inserts at a time.
+        inserts_per_second: the most inserts in a second that a worker makes for the age of their rows, where
+            each partition has its own; see `RangeWriter`. A server refuses inserts when a table gets more
+            parts than it can merge.
         compression: of the blocks on the wire; `auto`: lz4, but none to this machine.
         connect_timeout: seconds to wait for the server at start.
         timeout: seconds until a request is retried.
@@ -129,6 +132,7 @@ class ClickHouseWriter(RangeWriter):
         extra_columns: ExtraColumns = "error",
         settings: Mapping[str, Any] | None = None,
         concurrency: int = 4,
+        inserts_per_second: float | None = 4.0,
         compression: Compression | Literal["auto"] = "auto",
         connect_timeout: float = 10.0,
         timeout: float = 60.0,
@@ -144,7 +148,12 @@ class ClickHouseWriter(RangeWriter):
         key: Sequence[str] | None = None,
         **limits: Unpack[Limits],
     ) -> None:
-        super().__init__(delivery=delivery or "exactly-once", concurrency=concurrency, **limits)
+        super().__init__(
+            delivery=delivery or "exactly-once",
+            concurrency=concurrency,
+            inserts_per_second=inserts_per_second,
+            **limits,
+        )
         self.capabilities = replace(self.capabilities, block_rows=MAX_BLOCK_ROWS)
         if not table:
             raise StrategyError("ClickHouseWriter needs the name of a table")

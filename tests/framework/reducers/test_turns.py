@@ -1,0 +1,162 @@
+"""Turns: few lanes never wait, many share them, the oldest and largest first; time is virtual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pyarrow as pa
+import pytest
+
+from kmr.record import Range, Rows, TopicPartition
+from kmr.reducers.flushing import Buffer
+from kmr.reducers.turns import Turns
+from kmr.sinks import RangeRows, RangeWriter
+from kmr.strategy import Strategy
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
+
+from ..workers import locate, put, running, until_settled
+
+if TYPE_CHECKING:
+    from kmr.testing import VirtualClock
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+class Lane:
+    """A lane with some rows; it takes its turn when it is told to look, and notes when."""
+
+    def __init__(self, turns: Turns, rows: int, *, max_age: float = 4.0) -> None:
+        self.turns = turns
+        self.buffer = Buffer(MemoryWriter(Journal(), max_rows=100, max_age=max_age))
+        self.buffer.add_unlimited(Rows(pa.table({"n": range(rows)}), (Range("t", 0, 0, rows - 1),)))
+        self.at: float | None = None
+
+    def look(self) -> None:
+        if self.at is None and self.turns.take(self, self.buffer):
+            self.at = anyio.current_time()
+
+
+async def test_few_lanes_never_wait(clock: VirtualClock) -> None:
+    turns = Turns(4)
+    for _ in range(20):
+        lanes = [Lane(turns, 1) for _ in range(4)]
+        for lane in lanes:
+            lane.look()
+        assert all(lane.at == anyio.current_time() for lane in lanes)
+        await clock.advance(1.0)
+
+
+async def test_many_lanes_share_the_turns_some_at_a_time(clock: VirtualClock) -> None:
+    told: list[float] = []
+    turns = Turns(4, told.append)
+    lanes = [Lane(turns, 1) for _ in range(40)]
+    begin = anyio.current_time()
+    await clock.advance(4.0)
+    for lane in lanes:
+        lane.look()
+    for _ in range(12):
+        await clock.advance(1.0)
+    times = sorted(lane.at - begin - 4.0 for lane in lanes if lane.at is not None)
+    assert times == pytest.approx([float(number // 4) for number in range(40)], abs=0.01)
+    assert max(told) == pytest.approx(9.0, abs=0.01)
+    assert told[-1] == turns.late == 0.0
+
+
+async def test_the_oldest_and_largest_come_first(clock: VirtualClock) -> None:
+    turns = Turns(1)
+    old, large = Lane(turns, 1), Lane(turns, 90)
+    await clock.advance(2.0)
+    first, small = Lane(turns, 1), Lane(turns, 1)
+    for lane in (first, small, old, large):
+        lane.look()
+    for _ in range(4):
+        await clock.advance(1.0)
+    order = sorted((lane for lane in (small, old, large)), key=lambda lane: lane.at or 0.0)
+    assert order == [large, old, small]
+
+
+async def test_a_lane_that_leaves_gives_its_turn_to_others(clock: VirtualClock) -> None:
+    class Deaf(Lane):
+        def look(self) -> None:
+            """Be told, and do nothing."""
+
+    turns = Turns(1)
+    first, deaf, last = Lane(turns, 1), Deaf(turns, 50), Lane(turns, 1)
+    first.look()
+    assert not turns.take(deaf, deaf.buffer)
+    last.look()
+    await clock.advance(1.0)
+    assert last.at is None
+    turns.leave(deaf)
+    turns.leave(deaf)
+    await clock.advance(0.5)
+    assert last.at is not None
+
+
+class Counting(RangeWriter):
+    """Notes when ranges are written."""
+
+    def __init__(self, times: list[float], rows: list[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.times, self.written = times, rows
+
+    def __deepcopy__(self, memo: object) -> Counting:
+        return Counting(self.times, self.written, max_age=self.max_age, inserts_per_second=2)
+
+    async def has(self, rows: RangeRows) -> bool:
+        return False
+
+    async def write(self, rows: RangeRows) -> None:
+        self.times.append(anyio.current_time())
+        self.written.append(len(rows))
+
+
+async def test_lanes_of_many_partitions_write_larger_ranges_and_announce_together(
+    clock: VirtualClock,
+) -> None:
+    times: list[float] = []
+    written: list[int] = []
+    consumer = MemoryConsumer()
+    partitions = [TopicPartition("t", number) for number in range(12)]
+    strategy = Strategy(locate, [Counting(times, written, max_age=1.0, inserts_per_second=2)])
+    async with running(strategy, consumer) as worker:
+        await consumer.rebalance(partitions)
+        for second in range(20):
+            for number in range(12):
+                put(consumer, number, second, b"x")
+            await clock.advance(1.0)
+        writes, commits = len(times), len(consumer.commits)
+        assert writes <= 20 * 2 + 2
+        assert max(written) >= 5
+        assert commits <= 20 + writes // 2 + 3
+        late = worker.metrics.registry.get_sample_value("kmr_reduce_flush_late_seconds")
+        assert late is not None
+        assert late > 1.0
+        waiting = [stage for stage in worker.status().stages if stage.waits_for is not None]
+        assert {stage.waits_for for stage in waiting} == {
+            "its turn to be written (inserts_per_second)"
+        }
+        worker.shutdown("the drain does not wait for turns")
+        before = anyio.current_time()
+        while worker.status().state != "stopped":
+            await clock.advance(0.1)
+        assert anyio.current_time() - before < 1.0
+    assert sum(written) == 12 * 20
+
+
+async def test_full_ranges_do_not_wait(clock: VirtualClock) -> None:
+    times: list[float] = []
+    consumer, partitions = MemoryConsumer(), [TopicPartition("t", number) for number in range(12)]
+    strategy = Strategy(locate, [Counting(times, [], max_age=60.0, inserts_per_second=2)])
+    async with running(strategy, consumer) as worker:
+        await consumer.rebalance(partitions)
+        for number in range(12):
+            put(consumer, number, 0, *[b"x"] * 32_768)
+        for partition in partitions:
+            await until_settled(worker, partition, 32_768)
+    assert len(times) == 12
+    assert max(times) - min(times) < 1.0
