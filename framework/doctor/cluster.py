@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from ..kafka.admin import NotAllowed
 from ..kafka.subscription import Subscription
 from ..reducers.finding import Finding
-from ..reducers.sink import Sink
+from ..reducers.sink import Sink, capabilities_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,29 @@ class ClusterCheck:
                 found.append(Finding("problem", f"topic {name}", *problem))
             else:
                 found += await self._input(name, facts)
-        return found
+        return [*found, *self._turns()]
+
+    def _turns(self) -> list[Finding]:
+        """Compare `max_age` with the time in which each partition has had its turn to be written."""
+        sink, strategy = self._strategy.reducers[-1], self._strategy
+        rate = capabilities_of(sink).flushes_per_second
+        if rate is None or sink.max_age is None or strategy.requested_delivery == "at-least-once":
+            return []
+        partitions = sum(self.readable.values())
+        seconds = partitions / rate / self._settings.worker_count
+        if seconds <= max(sink.max_age, 1.0):
+            return []
+        return [
+            Finding(
+                "warning",
+                next(reversed(strategy.stages)),
+                f"rows of {partitions} partitions are written up to {seconds:.0f} s after they came, not "
+                f"within max_age ({sink.max_age:g} s): a worker makes {rate:g} INSERTs a second "
+                "(inserts_per_second)",
+                "raise max_age; or start more workers, raise inserts_per_second if the server can merge so "
+                "many parts, or use delivery='at-least-once', which writes partitions together",
+            )
+        ]
 
     async def _input(self, name: str, facts: TopicFacts) -> list[Finding]:
         subject, settings = f"topic {name}", self._settings

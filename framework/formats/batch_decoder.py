@@ -135,14 +135,20 @@ class BatchDecoder:
         size = len(data)
         if flags & kernels.CODEC:
             size = int(size * self._expansion.get(topic, _EXPANSION_AT_FIRST))
+        if len(headers) == 1:  # of a quiet partition: NumPy costs more than the decoding
+            one = headers[0].tolist()
+            count, newest = one[kernels.COUNT], one[kernels.MAX_TIMESTAMP]
+        else:
+            count = int(headers[:, kernels.COUNT].sum())
+            newest = int(headers[:, kernels.MAX_TIMESTAMP].max())
         return Batch(
             topic,
             partition,
             first,
             int(headers[-1, kernels.LAST_OFFSET]),
-            nbytes=size + ROW_OVERHEAD * int(headers[:, kernels.COUNT].sum()),
+            nbytes=size + ROW_OVERHEAD * count,
             load=partial(self._decode, part),
-            max_timestamp_ms=int(headers[:, kernels.MAX_TIMESTAMP].max()),
+            max_timestamp_ms=newest,
             part=part,
         )
 

@@ -320,6 +320,9 @@ class MapInboxes:
         for partition in list(self._inboxes):
             self.close(partition)
 
+    def __len__(self) -> int:
+        return len(self._inboxes)
+
     def __contains__(self, partition: TopicPartition) -> bool:
         return partition in self._inboxes
 

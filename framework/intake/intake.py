@@ -15,6 +15,7 @@ from ..observe.metrics import BACKPRESSURE_OF_INTAKE
 from ..observe.waits import ROOM, Waiting
 from ..record import SCHEMA, Batch
 from .backpressure import Budget, MapInboxes
+from .linger import Linger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,6 +64,8 @@ class Intake:
         metrics.inflight_limit.set_function(lambda: self.budget.limit)
         metrics.memory_bytes.set_function(lambda: self.budget.kept)
         metrics.inflight.set_function(lambda: self.budget.used)
+        self._linger = Linger()
+        metrics.linger.set_function(lambda: self._linger.seconds)
         self.ledgers = Ledgers(self._settled, self.budget.add)
         self.is_open = False
         self.is_slowed = False
@@ -93,6 +96,8 @@ class Intake:
                 continue
             for batch in batches:
                 self._take_in(batch)
+            if pause := self._linger.after(batches, len(self.inboxes)):
+                await anyio.sleep(pause)
 
     async def _take_in_slowly(self, batches: Iterable[Batch], rate: float) -> None:
         """Take in what the rate allows in a second, one part after the other.

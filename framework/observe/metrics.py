@@ -153,6 +153,10 @@ class Metrics:
             "Rows that `Distinct` looked at: passed, duplicate, or passed without_key.",
             "result",
         )
+        self.linger = gauge(
+            "intake_linger_seconds",
+            "How long intake lets quiet partitions gather records before it polls again; 0 while idle.",
+        )
         self.tasks = gauge("event_loop_tasks", "Tasks of the worker's event loop.")
         self.commits = counter("commits", "Commits of watermarks, by result.", "result")
         self.transactions = counter(

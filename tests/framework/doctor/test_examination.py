@@ -20,7 +20,7 @@ from kmr.doctor.examination import examine
 from kmr.kafka.kafka_consumer import KafkaConsumer
 from kmr.reducers.finding import Finding
 from kmr.settings import HttpSettings, Settings
-from kmr.sinks import DeadLetterWriter, KafkaWriter, ParquetWriter
+from kmr.sinks import DeadLetterWriter, KafkaWriter, ParquetWriter, RangeRows, RangeWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
 from kmr.values.json.json_format import Json
@@ -61,6 +61,30 @@ def settings(broker: Broker | str, **changed: Any) -> Settings:
 
 def without_ok(found: list[Finding]) -> list[tuple[str, str]]:
     return [(each.level, each.subject) for each in found if each.level != "ok"]
+
+
+class Ranges(RangeWriter):
+    """Writes two ranges a second."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(inserts_per_second=2, **limits)
+
+    def has(self, rows: RangeRows) -> bool:
+        return False
+
+    def write(self, rows: RangeRows) -> None: ...
+
+
+async def test_more_partitions_than_turns_in_max_age_are_told(
+    broker: Broker, create_topic: CreateTopic
+) -> None:
+    await create_topic("t", 40)
+    told = await examine(strategy(sink=Ranges()), settings(broker))
+    (late,) = [each for each in told if each.subject == "reduce-1" and each.level == "warning"]
+    assert "rows of 40 partitions are written up to 20 s after they came" in late.text
+    for sink in (Ranges(max_age=30.0), Ranges(delivery="at-least-once")):
+        told = await examine(strategy(sink=sink), settings(broker))
+        assert not [each for each in told if each.subject == "reduce-1" and each.level != "ok"]
 
 
 async def test_a_healthy_cluster_has_neither_problems_nor_warnings(

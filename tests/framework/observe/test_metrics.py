@@ -34,6 +34,8 @@ NAMES = {
     "kmr_inflight_limit_bytes",
     "kmr_memory_bytes",
     "kmr_distinct_rows",
+    "kmr_intake_linger_seconds",
+    "kmr_reduce_flush_late_seconds",
     "kmr_reduce_flush_retrying_seconds",
     "kmr_map_retries",
     "kmr_map_seconds",
