@@ -64,6 +64,7 @@ class Committer:
         interval: seconds between commits while watermarks move.
 
     Attributes:
+        delivery: what the sinks turned out to be able to provide, once they are open.
         rejoins: how often `rejoined` was called.
     """
 
@@ -80,7 +81,7 @@ class Committer:
         self._ledgers = ledgers
         self._interval = interval
         self._metrics = metrics
-        self._delivery = delivery
+        self.delivery = delivery
         self._orders_commits = delivery != "at-least-once"
         self._trusts_attempts = delivery != "at-most-once"
         self._partitions: dict[TopicPartition, _Committed] = {}
@@ -251,14 +252,14 @@ class Committer:
     ) -> None:
         """Add a partition with the committed offset on the broker, None if there is none.
 
-        At-least-once begins a generation where the committed offset has none: the topic or the group may be
-        new, and the sink must not take the records for those that had their offsets before. With
-        exactly-once, the first range of a partition is looked for in the sink instead.
+        Where no range is announced, a generation begins if the committed offset has none: the topic or the
+        group may be new, and the sink must not take the records for those that had their offsets before.
+        With exactly-once, the first range of a partition is looked for in the sink instead.
 
         Raises ConsumerError if a newer version of kmr wrote its metadata.
         """
         generation = generation_of(partition, committed)
-        if not generation and self._delivery == "at-least-once":
+        if not generation and self.delivery != "exactly-once":
             generation = next_generation()
         self._generations[partition] = generation
         self._histories[partition] = history_of(partition, committed)

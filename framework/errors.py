@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 from contextlib import contextmanager
 from functools import lru_cache
@@ -136,14 +135,16 @@ def as_exception(error: BaseException) -> Exception:
         error = error.exceptions[0]
     if isinstance(error, Exception):
         return error
-    if isinstance(error, GeneratorExit) or (
-        isinstance(error, asyncio.CancelledError) and _is_cancelled()
-    ):
+    if isinstance(error, GeneratorExit) or _is_cancellation(error):
         raise error
     return Escaped(error)
 
 
-def _is_cancelled() -> bool:
+def _is_cancellation(error: BaseException) -> bool:
+    import asyncio  # here: it is most of the time until the command line can hold a signal
+
+    if not isinstance(error, asyncio.CancelledError):
+        return False
     try:
         task = asyncio.current_task()
     except RuntimeError:  # in a thread, where nobody cancels

@@ -180,6 +180,7 @@ class Pipeline:
         )
         await self._executor.open(self._strategy)
         await self._lanes.open(context)
+        self.committer.delivery = self._lanes.delivery
         if self._error_stage is not None:
             await self._error_stage.open(replace(context, stage=ERROR_STAGE))
             if self._lanes.delivery != ERROR_DELIVERY:

@@ -10,8 +10,8 @@ again.
 
 The *generation* of a partition's offsets is a part of every token. `kmr offsets reset` raises it, so that
 records that are read again are written again; every later commit keeps it. Metadata without one, such as
-that of earlier versions or of other tools, means generation 0, and tokens without a generation. At-least-once
-begins a generation there (`Committer.begin`).
+that of earlier versions or of other tools, means generation 0, and tokens without a generation. Where
+no range is announced, a generation begins there (`Committer.begin`).
 """
 
 from __future__ import annotations

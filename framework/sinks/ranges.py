@@ -141,8 +141,10 @@ class RangeWriter(Collecting, Sink):
         self._group, self._generations = context.group, for_sinks.generations
         self.leaving_out = LeavingOut(context.stage, for_sinks.count_left_out)
         self.takes_letters = context.stage == ERROR_STAGE
-        # Letters are not announced: those of a topic that is created anew must not have the old tokens.
-        self._otherwise = next_generation() if self.takes_letters else 0
+        # Letters are not announced: those of a topic that is created anew must not have the old tokens. Spark
+        # repeats a micro-batch with its tokens, also in another process.
+        is_new = self.takes_letters and for_sinks.session is None
+        self._otherwise = next_generation() if is_new else 0
         opened = for_sinks.opened
         if isinstance(opened, RangeWriter):
             self._limiter, self._proven = opened._limiter, opened._proven  # noqa: SLF001  of our class

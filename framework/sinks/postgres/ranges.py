@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.types.json import Jsonb
 
+from ...errors import SinkError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -37,7 +39,7 @@ _COVERED: Final = f"""%(ordered)s AND {_OF_PARTITION}
     AND (generation, last_offset) >= (%(generation)s, %(first)s)"""
 # Values are parameters; the name of the table is quoted.
 _FIND: Final = f"""
-SELECT CASE WHEN token = %(token)s THEN refused END FROM {{ranges}}
+SELECT CASE WHEN token = %(token)s THEN refused END, generation FROM {{ranges}}
 WHERE sink = %(sink)s AND token = %(token)s OR {_COVERED}
 ORDER BY token = %(token)s DESC LIMIT 1"""  # noqa: S608
 _CLAIM: Final = f"""
@@ -83,7 +85,8 @@ class Entry:
             "topic": "" if span is None else span.topic,
             "partition": -1 if span is None else span.partition,
             "first": 0 if span is None else span.first,
-            "last": 0 if span is None else span.last,
+            # Others may be written before and after those between them: such a range covers nothing.
+            "last": -1 if span is None or not self.ordered else span.last,
             "generation": 0 if span is None else span.generation,
             "ordered": self.ordered,
         }
@@ -100,10 +103,21 @@ class Ranges:
         return _TABLE.format(ranges=self.name)
 
     async def find(self, connection: Connection, entry: Entry) -> dict[int, str] | None:
-        """Return the rows that a range refused, with the reasons; None if the range is not there."""
+        """Return the rows that a range refused, with the reasons; None if the range is not there.
+
+        Raises SinkError if a later generation of the offsets was written.
+        """
         found = await (await self._run(connection, _FIND, entry)).fetchone()
         if found is None:
             return None
+        span = entry.rows.span
+        if span is not None and 0 < span.generation < found[1]:
+            raise SinkError(
+                f"{entry.sink}: {span.topic_partition}[{span.first}..{span.last}] is of generation "
+                f"{span.generation} of the offsets, and generation {found[1]} was written. Either this "
+                "process was suspended while the offsets were reset, and may end; or the clock where they "
+                f"were reset was behind: set it, and run kmr offsets reset --to-offset {span.first}"
+            )
         return {int(row): reason for row, reason in (found[0] or {}).items()}
 
     async def claim(self, connection: Connection, entry: Entry) -> bool:

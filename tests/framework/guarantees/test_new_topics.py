@@ -41,6 +41,12 @@ def place(record: Record) -> dict[str, object]:
     return {"value": (record.value or b"").decode(), "offset": record.offset}
 
 
+@map_record
+def place_in_both(record: Record) -> list[tuple[dict[str, object], str]]:
+    row: dict[str, object] = {"value": (record.value or b"").decode(), "offset": record.offset}
+    return [(row, "files"), (row, "table")]
+
+
 @map_record(schema=ROWS)
 def fail(record: Record) -> dict[str, object]:
     raise ValueError("no")
@@ -112,6 +118,42 @@ async def test_at_least_once_writes_the_records_of_a_topic_that_was_created_anew
             lambda: Strategy(map=place, reduce=[sink.writer(delivery="at-least-once")])
         )
     assert sink.rows() == 100
+
+
+async def test_at_most_once_writes_the_records_of_a_topic_that_was_created_anew(
+    process_anew: Callable[[Callable[[], Strategy]], Awaitable[None]], sink: Place
+) -> None:
+    with anyio.fail_after(60):
+        await process_anew(
+            lambda: Strategy(map=place, reduce=[sink.writer()], delivery="at-most-once")
+        )
+    assert sink.rows() == 100
+
+
+async def test_a_branch_beside_one_that_cannot_be_exactly_once_writes_them_too(
+    process_anew: Callable[[Callable[[], Strategy]], Awaitable[None]],
+    clickhouse_url: str,
+    tmp_path: Path,
+) -> None:
+    with clickhouse_connect.get_client(dsn=clickhouse_url, autogenerate_session_id=False) as client:
+        client.command("CREATE TABLE unlike (value String, offset Int64) ENGINE = Memory")
+
+    def both() -> Strategy:
+        return Strategy(
+            map=place_in_both,
+            reduce={
+                "files": ParquetWriter(
+                    tmp_path / "rows", schema=ROWS, max_rows=10_000, max_age=0.2
+                ),
+                "table": ClickHouseWriter(
+                    "unlike", url=clickhouse_url, max_rows=10_000, max_age=0.2
+                ),
+            },
+        )
+
+    with anyio.fail_after(60):
+        await process_anew(both)
+    assert ds.dataset(tmp_path / "rows", format="parquet").count_rows() == 100
 
 
 async def test_dead_letters_of_a_topic_that_was_created_anew_are_written(

@@ -42,3 +42,11 @@ def test_a_hangup_that_is_ignored_is_not_remembered() -> None:
         [sys.executable, "-c", IGNORED], check=False, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, "False\n")
+
+
+def test_the_command_line_holds_it_before_it_imports_what_takes_long() -> None:
+    held = "import sys; import kmr.cli; print(sorted({'asyncio', 'cyclopts', 'pyarrow'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", held], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "[]\n"

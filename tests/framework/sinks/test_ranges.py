@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from kmr.delivery.announcement import Announcement
 from kmr.errors import SinkError, StrategyError, UnexpectedDuplicate
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Context, Retry
+from kmr.reducers.reducer import ERROR_STAGE, Context, Retry
 from kmr.reducers.sink import Write
 from kmr.sinks import RangeRows, RangeWriter
 
@@ -149,6 +150,18 @@ async def test_a_range_that_is_there_though_it_was_never_announced_stops_the_wor
         await flush(await opened(store), rows(0, 4), replayed=False, generation=7), Flushed
     )
     assert store.ranges.keys() == {"g:t:0:0-4", "g:t:0:0-4@7"}
+
+
+async def test_letters_have_other_names_in_each_process_except_where_spark_repeats_them() -> None:
+    for session, names in ((None, 2), (object(), 1)):
+        store = Store()
+        context = Context("g", ERROR_STAGE).with_sinks(session=session)
+        for _ in range(2):
+            writer = StoreWriter(store)
+            with patch("kmr.delivery.announcement.now_ms", return_value=7 + len(store.ranges)):
+                await writer.open(context)
+            assert await flush(writer, rows(0, 4)) == Flushed()
+        assert len(store.ranges) == names
 
 
 async def test_copies_in_the_lanes_of_partitions_know_together_which_partitions_are_proven() -> (

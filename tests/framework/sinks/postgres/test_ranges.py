@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from kmr.errors import SinkError
+from kmr.record import TopicPartition
 from kmr.reducers.reducer import Retry
 from kmr.sinks.postgres.ranges import Ranges
 from tests.framework.sinks.postgres.writing import (
@@ -96,3 +98,24 @@ async def test_failed_records_between_others_that_were_written_before_are_not_ta
     await flush(one, rows(13, 13), rows(99, 99), announced=False)
     await flush(other, rows(13, 13), rows(50, 50), rows(99, 99), announced=False)
     assert set(query(postgres_url)) == {13, 50, 99}
+
+
+async def test_a_range_that_was_not_announced_hides_no_announced_one_that_begins_inside_it(
+    postgres_url: str, context: Context
+) -> None:
+    writer, next_one = [await opened(postgres_url, context) for _ in range(2)]
+    context.for_sinks.generations[TopicPartition("t", 0)] = 7  # type: ignore[index]
+    assert await flush(writer, rows(0, 9), announced=False) == Flushed()
+    assert await flush(next_one, rows(5, 19), generation=7) == Flushed()
+    assert query(postgres_url) == sorted([*range(10), *range(5, 20)])
+
+
+async def test_a_generation_below_one_that_was_written_is_refused_and_not_taken_for_written(
+    postgres_url: str, context: Context
+) -> None:
+    writer, behind = [await opened(postgres_url, context) for _ in range(2)]
+    assert await flush(writer, rows(0, 9), generation=9) == Flushed()
+    with pytest.raises(SinkError, match=r"t-0\[0..4\] is of generation 8.*kmr offsets reset"):
+        await flush(behind, rows(0, 4), generation=8)
+    assert await flush(behind, rows(0, 4), generation=10) == Flushed()
+    assert query(postgres_url) == sorted([*range(10), *range(5)])
