@@ -17,12 +17,21 @@ if TYPE_CHECKING:
 _NEARLY: Final = 0.75
 """The part of `retention.ms` after which a record that is not read yet is in danger."""
 
+_OUTAGE: Final = 86_400.0
+"""Seconds without a worker that retention should outlast."""
+
 _AHEAD_MS: Final = 60_000
 """How far a record may be ahead of our clock."""
 
 
-async def check_offsets(settings: Settings, admin: Admin, topics: Iterable[str]) -> list[Finding]:
-    """Compare committed offsets with the logs, and both with the retention and the clock."""
+async def check_offsets(
+    settings: Settings, admin: Admin, topics: Iterable[str], remembered: float = 0.0
+) -> list[Finding]:
+    """Compare committed offsets with the logs, and both with the retention and the clock.
+
+    Args:
+        remembered: seconds before the committed offset that a worker reads again (`Distinct`).
+    """
     partitions = await admin.topic_partitions(topics)
     committed = await admin.list_group_offsets(settings.group)
     first = await admin.beginning_offsets(partitions)
@@ -39,6 +48,8 @@ async def check_offsets(settings: Settings, admin: Admin, topics: Iterable[str])
                 _outside(settings, partition, entry.offset, first[partition], end[partition])
             )
     found += await _retention(admin, reading, end)
+    if remembered:
+        found += await _memory(admin, sorted({at.topic for at in partitions}), remembered)
     found += await _clock(admin, partitions)
     lag = sum(end[partition] - offset for partition, offset in reading.items())
     new = sum(partition not in committed for partition in partitions)
@@ -99,6 +110,27 @@ async def _retention(
                     f"the next record of {len(late)} partitions is older than {_NEARLY:.0%} of retention.ms "
                     f"({retention / 3_600_000:g} h): it may be deleted before it is read",
                     "raise retention.ms until the group has caught up",
+                )
+            )
+    return found
+
+
+async def _memory(admin: Admin, topics: Iterable[str], remembered: float) -> list[Finding]:
+    """Find topics whose retention is shorter than what is remembered and an outage of a day."""
+    found = []
+    for topic in topics:
+        limits = await admin.topic_settings(topic) or {}
+        retention = int(limits.get("retention.ms", "-1")) / 1000
+        if 0 <= retention < remembered + _OUTAGE and "delete" in limits.get(
+            "cleanup.policy", "delete"
+        ):
+            found.append(
+                Finding(
+                    "warning",
+                    f"topic {topic}",
+                    f"retention.ms ({retention / 3600:g} h) is shorter than within= of Distinct "
+                    f"({remembered / 3600:g} h) and a day without a worker: duplicates may pass after it",
+                    "raise retention.ms",
                 )
             )
     return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
+import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
@@ -18,6 +19,7 @@ from kmr.broker.authorization.rules import Operation, Rule, write_rules
 from kmr.doctor import machine
 from kmr.doctor.examination import examine
 from kmr.kafka.kafka_consumer import KafkaConsumer
+from kmr.memory.distinct import Distinct
 from kmr.reducers.finding import Finding
 from kmr.settings import HttpSettings, Settings
 from kmr.sinks import DeadLetterWriter, KafkaWriter, ParquetWriter, RangeRows, RangeWriter
@@ -29,8 +31,6 @@ from ..kafka.members import Silent, consumer_config
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from kmr.broker import Broker
     from kmr.reducers.reducer import Context
@@ -261,6 +261,21 @@ async def test_records_that_retention_will_soon_delete_and_records_of_the_future
     assert without_ok(await examine(strategy(), settings(broker))) == []
     await produce("t", [b"of the future"], timestamp=now + hour)
     assert without_ok(await examine(strategy(), settings(broker))) == [("warning", "clock")]
+
+
+@pytest.mark.parametrize(("hours", "warned"), [(24, True), (48, False)])
+async def test_a_retention_that_is_shorter_than_what_distinct_reads_again_is_found(
+    broker: Broker, hours: int, warned: bool
+) -> None:
+    await create(broker, "t", configs={"retention.ms": str(hours * 3_600_000)})
+    remembering = Strategy(
+        value=Json(Hit), reduce=[Distinct("path", "10m"), MemoryWriter(Journal())]
+    )
+    found = [each for each in await examine(remembering, settings(broker)) if each.level != "ok"]
+    assert [each.text for each in found] == [
+        "retention.ms (24 h) is shorter than within= of Distinct (0.166667 h) and a day without a "
+        "worker: duplicates may pass after it"
+    ] * warned
 
 
 async def test_a_member_with_the_name_of_ours_and_idle_members_are_found(
