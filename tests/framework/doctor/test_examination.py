@@ -272,10 +272,11 @@ async def test_a_retention_that_is_shorter_than_what_distinct_reads_again_is_fou
         value=Json(Hit), reduce=[Distinct("path", "10m"), MemoryWriter(Journal())]
     )
     found = [each for each in await examine(remembering, settings(broker)) if each.level != "ok"]
-    assert [each.text for each in found] == [
+    text = (
         "retention.ms (24 h) is shorter than within= of Distinct (0.166667 h) and a day without a "
         "worker: duplicates may pass after it"
-    ] * warned
+    )
+    assert [each.text for each in found] == [text] * warned
 
 
 async def test_a_member_with_the_name_of_ours_and_idle_members_are_found(

@@ -132,6 +132,15 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
         ],
         reduce_err=_errors(),
     ),
+    "distinct transactions": lambda: Strategy(
+        identify, [Distinct("id", 8.0), KafkaWriter("out", delivery="exactly-once")]
+    ),
+    "distinct at most once": lambda: Strategy(
+        identify,
+        [Distinct("id", 8.0), MemoryWriter(Journal())],
+        reduce_err=_errors(),
+        delivery="at-most-once",
+    ),
     "distinct at least once": lambda: Strategy(
         identify, [Distinct("id", 8.0), Batcher(), MemoryWriter(Journal())]
     ),
