@@ -257,10 +257,11 @@ class MapStage:
                     return batch.first
                 batch = batch.slice(batch.first, mapped.rest - 1)
             letters: tuple[Failure, ...] = ()
-            if self._memory is not None:
-                mapped, letters = await self._memory.distinguish(batch, mapped)
             made = bytes_made(batch, mapped)
             self._budget.learn(batch.topic, batch.nbytes, made)
+            if self._memory is not None:
+                mapped, letters = await self._memory.distinguish(batch, mapped)
+                made = bytes_made(batch, mapped)
             self._note_mapped(batch, made)
         self._metrics.map_seconds.observe(anyio.current_time() - started)
         self._metrics.map_retries.inc(mapped.retries)
