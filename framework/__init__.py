@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .mapping.functions import map_batch as map_batch
     from .mapping.functions import map_record as map_record
     from .memory.distinct import Distinct as Distinct
+    from .memory.window import Window as Window
     from .peeking import read as read
     from .record import Record as Record
     from .reducers.aggregate import Aggregate as Aggregate

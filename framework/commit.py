@@ -10,7 +10,13 @@ import anyio
 import structlog
 from anyio.lowlevel import checkpoint
 
-from .delivery.announcement import Generation, generation_of, history_of, next_generation
+from .delivery.announcement import (
+    Generation,
+    generation_of,
+    history_of,
+    next_generation,
+    read_closed,
+)
 from .errors import CommitFenced, CommitRefused, ConsumerError
 from .kafka.consumer import CommitOffset
 from .record import Range
@@ -18,7 +24,7 @@ from .record import Range
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from .delivery.announcement import Announcement, History
+    from .delivery.announcement import Announcement, Closed, History
     from .delivery.ledger import Ledgers
     from .kafka.consumer import Consumer
     from .kafka.transactions import Transactions
@@ -39,12 +45,14 @@ class _Committed:
         announcement: the range that is announced with it.
         is_found: whether the announcement must be committed (again) before it counts as ours: it was read, or
             announced some time ago. The group may have put us out since: only a commit can tell.
+        closed: which windows are closed; None without windows.
     """
 
     acknowledged: CommitOffset | None
     attempted: CommitOffset | None
     announcement: Announcement | None = None
     is_found: bool = False
+    closed: Closed | None = None
 
 
 class Committer:
@@ -211,6 +219,15 @@ class Committer:
         announced = CommitOffset(announcement.first, announcement.metadata)
         return self._is_acknowledged(partition, announced)
 
+    def close_windows(self, partition: TopicPartition, closed: Closed) -> None:
+        """Note which windows are closed, and their rows written: commits say so from now on."""
+        entry = self._entry(partition)
+        entry.announcement, entry.closed = None, closed
+
+    def closed(self, partition: TopicPartition) -> Closed | None:
+        """Return which windows are closed, as far as it was committed or noted; None if nothing is known."""
+        return self._entry(partition).closed
+
     def withdraw(self, partition: TopicPartition) -> None:
         """Announce nothing for a partition any more: the next commit says so."""
         self._entry(partition).announcement = None
@@ -249,12 +266,15 @@ class Committer:
         partition: TopicPartition,
         committed: CommitOffset | None,
         announcement: Announcement | None = None,
+        *,
+        windows: bool = False,
     ) -> None:
         """Add a partition with the committed offset on the broker, None if there is none.
 
         Where no range is announced, a generation begins if the committed offset has none: the topic or the
         group may be new, and the sink must not take the records for those that had their offsets before.
-        With exactly-once, the first range of a partition is looked for in the sink instead.
+        With exactly-once, the first range of a partition is looked for in the sink instead. With `windows`,
+        what the offset says of closed windows is kept.
 
         Raises ConsumerError if a newer version of kmr wrote its metadata.
         """
@@ -264,7 +284,11 @@ class Committer:
         self._generations[partition] = generation
         self._histories[partition] = history_of(partition, committed)
         self._partitions[partition] = _Committed(
-            committed, committed, announcement, is_found=announcement is not None
+            committed,
+            committed,
+            announcement,
+            is_found=announcement is not None,
+            closed=read_closed(partition, committed) if windows else None,
         )
 
     def forget(self, partition: TopicPartition) -> None:
@@ -304,8 +328,9 @@ class Committer:
         entry.announcement = None
         ledger = self._ledgers.get(partition)
         back = None if ledger is None else ledger.look_back(watermark)
-        generation = Generation(self._generations.get(partition, 0), back, self.history(partition))
-        return CommitOffset(watermark, generation.metadata)
+        generation = self._generations.get(partition, 0)
+        done = Generation(generation, back, self.history(partition), entry.closed)
+        return CommitOffset(watermark, done.metadata)
 
     def _entry(self, partition: TopicPartition) -> _Committed:
         return self._partitions.setdefault(partition, _Committed(None, None))

@@ -26,6 +26,7 @@ __all__ = [
     "RegistryError",
     "SettingsError",
     "SinkError",
+    "StateTooLarge",
     "StrategyError",
     "UnexpectedDuplicate",
     "reason_of",
@@ -97,6 +98,10 @@ class CorruptRecords(ConsumerError):
 
 class SinkError(KmrError):
     """A sink refused rows, and a retry cannot succeed."""
+
+
+class StateTooLarge(KmrError):
+    """What a strategy remembers needs more memory than its budget has."""
 
 
 class UnexpectedDuplicate(SinkError):

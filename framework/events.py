@@ -10,7 +10,6 @@ no new partitions.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -184,7 +183,7 @@ class EventHandler:
         for partition in sorted(partitions - kept):
             entry = committed.get(partition)
             announcement = self._replayed(partition, announced.get(partition))
-            committer.begin(partition, entry, announcement)
+            committer.begin(partition, entry, announcement, windows=pipeline.has_windows)
             start = entry.offset if entry is not None else starts.get(partition)
             pipeline.start_partition(partition, start, announcement, look_back_of(partition, entry))
             self._metrics.begin_topic(partition.topic)  # a pattern's is not known before
@@ -283,5 +282,4 @@ class EventHandler:
         return announcement
 
     def _forget_metrics(self, partition: TopicPartition) -> None:
-        with contextlib.suppress(KeyError):  # nothing was ever fetched from it
-            self._metrics.forget_lag(partition.topic, partition.partition)
+        self._metrics.forget_lag(partition.topic, partition.partition)

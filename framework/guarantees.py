@@ -86,7 +86,7 @@ class AtLeastOnce(Guarantee):
 
 
 @dataclass(slots=True)
-class _AfterErrors(Guarantee):
+class AfterErrors(Guarantee):
     """A guarantee that writes only when the failed records before the rows are settled.
 
     Attributes:
@@ -108,7 +108,7 @@ class _AfterErrors(Guarantee):
 
 
 @dataclass(slots=True)
-class AtMostOnce(_AfterErrors):
+class AtMostOnce(AfterErrors):
     """Settles and commits each range before it is written. Rows that are lost then stay lost."""
 
     committer: Committer
@@ -127,7 +127,7 @@ class AtMostOnce(_AfterErrors):
 
 
 @dataclass(slots=True)
-class ExactlyOnce(_AfterErrors):
+class ExactlyOnce(AfterErrors):
     """Announces each range before it is written. A replayed range keeps its announcement.
 
     Attributes:
@@ -159,8 +159,12 @@ class ExactlyOnce(_AfterErrors):
             except UnexpectedDuplicate:
                 await self._withdraw()
                 raise
-            self.ledgers.settle(outcome.ranges)
+            self._settle(buffer, outcome)
             return outcome
+
+    def _settle(self, buffer: Buffer, outcome: FlushOutcome) -> None:
+        """Settle what is written."""
+        self.ledgers.settle(outcome.ranges)
 
     def _is_next(self, ranges: tuple[Range, ...]) -> bool:
         """Return whether everything before the rows is settled, or the partition is lost."""
@@ -170,8 +174,9 @@ class ExactlyOnce(_AfterErrors):
     def _announcement(self, ranges: tuple[Range, ...], buffer: Buffer) -> Announcement:
         if self.replayed is not None and ranges[0].first > self.replayed.last:
             self.replayed = None
-        if self.replayed is not None:
-            return self.replayed
+        return self.replayed or self._new(ranges, buffer)
+
+    def _new(self, ranges: tuple[Range, ...], buffer: Buffer) -> Announcement:
         generations = self.committer.generations
         ledger = self.ledgers.get(self.partition)
         block_rows = capabilities_of(buffer.reducer).block_rows
@@ -210,7 +215,7 @@ class ExactlyOnce(_AfterErrors):
 
 
 @dataclass(slots=True)
-class Transactional(_AfterErrors):
+class Transactional(AfterErrors):
     """Writes rows of any partitions and commits their offsets in one transaction.
 
     A transaction covers everything up to the last offset of each partition. So a record that fails is settled

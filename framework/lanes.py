@@ -11,20 +11,24 @@ import copy
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from .commit import TransactionalCommitter
+from .delivery.announcement import Closed, WindowAnnouncement
 from .errors import StrategyError, no_escape
 from .guarantees import AtLeastOnce, AtMostOnce, ExactlyOnce, Transactional
+from .memory.window import Window
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
 from .reducers.sink import capabilities_of
 from .reducers.turns import Turns
 from .service.deadline import shield
 from .service.identity import new_id
+from .windowing.guarantees import WindowsAtLeastOnce, WindowsExactlyOnce
+from .windowing.stage import WindowStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +57,8 @@ class Lane:
         errors: the stages get copies of it.
         partition: the lane's partition; None if all partitions share it.
         guarantee: of the last stage.
-        replaying: the lane begins with an announced range.
+        replayed: the range that the lane begins with, which was announced.
+        closed: which windows are closed at its beginning.
         turns: the flushes by age of the last stage wait for one.
 
     Attributes:
@@ -70,17 +75,27 @@ class Lane:
         guarantee: Guarantee,
         *,
         partition: TopicPartition | None = None,
-        replaying: bool = False,
+        replayed: Announcement | None = None,
+        closed: Closed | None = None,
         turns: Turns | None = None,
     ) -> None:
         self.inbox, receive = anyio.create_memory_object_stream[Rows | ReplayEnd](queue)
-        self.stages: list[ReduceStage] = []
+        self.stages: list[ReduceStage | WindowStage] = []
         last = list(strategy.stages)[-1]
         before = AtLeastOnce(shared.ledgers, shared.gate)
         for name, reducer in strategy.stages.items():
             out, following = None, receive
             if name != last:
                 out, following = anyio.create_memory_object_stream[Rows | ReplayEnd](queue)
+            if isinstance(reducer, Window) and partition is not None and out is not None:
+                begin = _begin(reducer, partition, closed)
+                ends = replayed if isinstance(replayed, WindowAnnouncement) else None
+                ports = (receive, out, shared, errors.clone())
+                self.stages.append(
+                    WindowStage(name, reducer, *ports, partition, begin, replayed=ends)
+                )
+                receive = following
+                continue
             self.stages.append(
                 ReduceStage(
                     name,
@@ -91,11 +106,14 @@ class Lane:
                     out=out,
                     errors=errors.clone(),
                     partition=partition,
-                    replaying=replaying,
+                    replaying=replayed is not None,
                     turns=turns if name == last else None,
                 )
             )
             receive = following
+        for stage, after in pairwise(self.stages):
+            if isinstance(stage, WindowStage):
+                stage.expedite = partial(_await, after)
         self._scope = anyio.CancelScope()
 
     async def open(self, contexts: Sequence[Context]) -> None:
@@ -131,6 +149,23 @@ class Lane:
                 stack.push_async_callback(stage.close)
 
 
+def _await(stage: ReduceStage | WindowStage, on: bool) -> None:
+    stage.trigger.awaited(on=on)
+
+
+def _begin(window: Window, partition: TopicPartition, closed: Closed | None) -> Closed:
+    """Return where windows begin. Raises StrategyError if others were open before."""
+    if closed is None or not closed.definition:
+        return Closed(definition=window.definition)
+    if closed.definition != window.definition:
+        raise StrategyError(
+            f"{partition}: the group has open windows of {closed.definition!r}, and the strategy has windows "
+            f"of {window.definition!r}: rows of both would overlap. Go back to those, use another group, or "
+            "begin anew at an offset: kmr offsets reset"
+        )
+    return closed
+
+
 class Lanes:
     """The lanes of a worker: one that all partitions share, or one for each assigned partition.
 
@@ -164,7 +199,7 @@ class Lanes:
             self._shared = self._build(
                 Transactional(self._ledgers, self._gate, awaiting_errors, committer)
             )
-        elif self._requested == "at-least-once":
+        elif self._requested == "at-least-once" and strategy.window is None:
             self._shared = self._build(AtLeastOnce(self._ledgers, self._gate))
         self._opened = [] if self._shared else [copy.deepcopy(each) for each in strategy.reducers]
         self._contexts: list[Context] = []
@@ -209,7 +244,7 @@ class Lanes:
         return self._shared is not None and len(self._shared.stages) > 1
 
     @property
-    def stages(self) -> list[ReduceStage]:
+    def stages(self) -> list[ReduceStage | WindowStage]:
         """The stages of all lanes in the order of the flow; the copies of one by partition."""
         if self._shared is not None:
             return self._shared.stages
@@ -231,24 +266,28 @@ class Lanes:
         lane = self._lanes[partition] = self._build(
             self._guarantee(partition, replayed),
             partition=partition,
-            replaying=replayed is not None,
+            replayed=replayed,
+            closed=self._committer.closed(partition),
             turns=self._turns,
         )
         tasks.start_soon(lane.run, self._contexts)
         return lane.inbox
 
-    def first_stage(self, partition: TopicPartition) -> ReduceStage:
+    def first_stage(self, partition: TopicPartition) -> ReduceStage | WindowStage:
         """Return the stage that collects the rows of a partition's map."""
         return (self._shared or self._lanes[partition]).stages[0]
 
     def _guarantee(self, partition: TopicPartition, replayed: Announcement | None) -> Guarantee:
         parts = (self._ledgers, self._gate)
+        windows = self._strategy.window is not None
+        if self.delivery == "at-least-once" and windows:
+            return WindowsAtLeastOnce(*parts, self._awaiting_errors, self._committer, partition)
         if self.delivery == "at-least-once":
             return AtLeastOnce(*parts)
         if self.delivery == "at-most-once":
             return AtMostOnce(*parts, self._awaiting_errors, self._committer)
         group = self._contexts[-1].group
-        return ExactlyOnce(
+        return (WindowsExactlyOnce if windows else ExactlyOnce)(
             *parts,
             self._awaiting_errors,
             self._committer,

@@ -56,6 +56,7 @@ class MapStage:
         replay_to: last offset of an announced range; a `ReplayEnd` is sent after it.
         memory: takes duplicates out; None if the strategy has no `Distinct`.
         accept: takes rows past the first reduce stage's inbox, or returns False (`ReduceStage.accept`).
+        failed_to: records up to this offset that fail were in the error sink before this process read them.
 
     Attributes:
         share: its batches that are mapped together with those of other partitions; None: all are mapped here.
@@ -76,6 +77,7 @@ class MapStage:
         replay_to: int | None = None,
         memory: Remembering | None = None,
         accept: Callable[[Rows], bool] = lambda _: False,
+        failed_to: int = -1,
     ) -> None:
         self.share: Share | None = None
         self._memory = memory
@@ -94,6 +96,7 @@ class MapStage:
         self._on_taken = on_taken
         self._max_records = max_records
         self._replay_to = replay_to
+        self._failed_to = failed_to
         self._tracing = shared.tracing
         self._scope = anyio.CancelScope()
         self._waiting = anyio.CancelScope()
@@ -284,8 +287,8 @@ class MapStage:
         whole = self._range(batch)
         ranges: tuple[Range, ...] = (whole,)
         failed: dict[str, Rows] = {}
-        for stage, failures in ((MAP_STAGE, mapped.failures), (DISTINCT_STAGE, letters)):
-            if failures:
+        for stage, found in ((MAP_STAGE, mapped.failures), (DISTINCT_STAGE, letters)):
+            if failures := [each for each in found if each.offset > self._failed_to]:
                 rows = failed[stage] = failed_records(batch, failures, stage, whole.generation)
                 self._ledgers.charge(rows.ranges, rows.nbytes)
                 ranges = subtract_ranges(ranges, rows.ranges)

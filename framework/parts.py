@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .intake.backpressure import Budget, Gate
     from .observe.metrics import Metrics
     from .observe.tracing import Tracing
+    from .record import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class SharedParts:
     Attributes:
         gate: while it is closed, no map, or no flush, begins.
         on_failure: called with the error that ends a stage, before its streams are closed.
+        is_at_end: returns whether the broker has no more records of a partition, and said so lately.
         tracing: makes a span of each batch and each flush.
     """
 
@@ -31,4 +33,5 @@ class SharedParts:
     budget: Budget
     metrics: Metrics
     on_failure: Callable[[BaseException], None]
+    is_at_end: Callable[[TopicPartition], bool] = lambda _partition: False
     tracing: Tracing = OFF

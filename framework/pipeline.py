@@ -41,10 +41,14 @@ if TYPE_CHECKING:
     from .record import TopicPartition
     from .settings import Settings
     from .strategy import Strategy
+    from .windowing.stage import WindowStage
 
 _RESTORE_AT_ONCE: Final = 4  # partitions: each has a connection, and up to two fetches in memory
 
 _log = structlog.get_logger(__name__)
+
+_ANSWERED: Final = 5.0
+"""Seconds: a fetch of a partition without new records is answered more often (`fetch.max_wait`)."""
 
 
 def context_of(strategy: Strategy, settings: Settings) -> Context:
@@ -117,6 +121,7 @@ class Pipeline:
             self.intake.budget,
             metrics,
             on_failure=on_failure,
+            is_at_end=self._is_at_end,
             tracing=tracing,
         )
         maps = self._map_parts = replace(shared, gate=self._mapping)
@@ -164,7 +169,7 @@ class Pipeline:
         )
 
     @property
-    def reduce_stages(self) -> list[ReduceStage]:
+    def reduce_stages(self) -> list[ReduceStage | WindowStage]:
         """All reduce stages in the order of the flow; the error stage is the last."""
         errors = [self._error_stage] if self._error_stage is not None else []
         return [*self._lanes.stages, *errors]
@@ -329,8 +334,12 @@ class Pipeline:
         if self._tasks is None or self._taking_in.cancel_called:
             return
         replay_to = announcement.last if announcement is not None else None
+        closed = self.committer.closed(partition)
         ledger = self.ledgers.open(
-            partition, start, replayed_to=-1 if replay_to is None else replay_to
+            partition,
+            start,
+            replayed_to=-1 if replay_to is None else replay_to,
+            holds=self.has_windows,
         )
         if (history := self.committer.history(partition)) is not None:
             ledger.until = history.until
@@ -360,6 +369,7 @@ class Pipeline:
             replay_to=replay_to,
             memory=memory,
             accept=self._lanes.first_stage(partition).accept,
+            failed_to=-1 if closed is None else closed.read_to,
         )
         if memory is None:
             self.shared_map.add(partition, stage)
@@ -369,6 +379,27 @@ class Pipeline:
     def is_restoring(self) -> bool:
         """Whether a partition has to read records again that it remembers, before its first new one."""
         return any(stage.is_restoring for stage in self._maps.values())
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether open windows hold records of a partition."""
+        return self._strategy.window is not None
+
+    def _is_at_end(self, partition: TopicPartition) -> bool:
+        """Return whether everything that the broker has is mapped, as far as its last answers say."""
+        consumer, stage = self._consumer, self._maps.get(partition)
+        ledger = self.ledgers.get(partition)
+        end, answered = consumer.end_offset(partition), consumer.answered_at(partition)
+        if (
+            not self.intake.is_open
+            or stage is None
+            or ledger is None
+            or end is None
+            or answered is None
+        ):
+            return False
+        is_read = stage.is_idle and (ledger.position or 0) >= end
+        return is_read and anyio.current_time() - answered < _ANSWERED
 
     @property
     def replays(self) -> bool:

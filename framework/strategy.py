@@ -16,6 +16,8 @@ from .errors import StrategyError
 from .mapping.annotations import check_call, check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Changes, Inputs, Tombstones
+from .memory.window import Window
+from .memory.window_checks import check_windows
 from .record import COORDINATES, filled, of_records
 from .reducers.aggregate import Aggregate
 from .reducers.reducer import ERROR_STAGE
@@ -250,6 +252,12 @@ class Strategy(metaclass=Checked):
                 "KafkaWriter(delivery='exactly-once'), or use 'at-least-once'"
             )
         self._check_errors()
+        check_windows(self)
+
+    @property
+    def window(self) -> Window | None:
+        """The window before the sink; None without one."""
+        return next((each for each in self.reducers if isinstance(each, Window)), None)
 
     def _check_errors(self) -> None:
         """Check what happens to records that fail."""
@@ -453,7 +461,9 @@ class Strategy(metaclass=Checked):
         before = self.reducers[: list(self.stages).index(stage)]
         if branch:
             before = tuple(self.chains[branch][:-1])
-        return schema if all(reducer.keeps_rows for reducer in before) else None
+        for reducer in before:
+            schema = None if schema is None else reducer.schema_after(schema)
+        return schema
 
     @property
     def all_stages(self) -> dict[str, Reducer]:
@@ -496,7 +506,7 @@ class Strategy(metaclass=Checked):
                     distinct.require(of[name])
         for stage, reducer in self.stages.items():
             schema = self.schema_of(stage)
-            if isinstance(reducer, Aggregate) and schema is not None:
+            if isinstance(reducer, Aggregate | Window) and schema is not None:
                 places = [field.name for field in filled(schema, COORDINATES.names)]
                 try:
                     reducer.require([*schema.names, *places])

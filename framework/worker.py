@@ -393,6 +393,8 @@ class Worker:
             status = self.status()
             for partition in status.partitions:
                 self.metrics.observe_lag(partition, self._oldest(partition))
+                if self._strategy.window is not None:
+                    self.metrics.observe_held(partition, self._oldest(partition, held=True))
             self.metrics.observe_retries(status.stages)
             progress.note(status, now)
             waits.note(status.stages, self._pipeline.intake.waited)
@@ -404,12 +406,14 @@ class Worker:
                 report = _log.info if live else _log.error
                 report("live again" if live else "not live", problem=status.problem)
 
-    def _oldest(self, partition: PartitionStatus) -> float | None:
-        """Return when the oldest batch in flight was produced, in seconds since 1970; None without one."""
+    def _oldest(self, partition: PartitionStatus, *, held: bool = False) -> float | None:
+        """Return when the oldest batch in flight was produced, in seconds since 1970; None without one.
+
+        Of those that open windows hold, or of the others.
+        """
         ledger = self._pipeline.ledgers.get(TopicPartition(partition.topic, partition.partition))
-        if ledger is None or not ledger.inflight or ledger.inflight[0].timestamp_ms < 0:
-            return None
-        return ledger.inflight[0].timestamp_ms / 1000
+        found = None if ledger is None else ledger.oldest_timestamp_ms(held=held)
+        return None if found is None else found / 1000
 
     def _idle_partitions(self) -> list[IdlePartition]:
         consumer, ledgers = self._consumer, self._pipeline.ledgers
@@ -436,6 +440,7 @@ class Worker:
                 start=consumer.start_offset(ledger.partition),
                 end=consumer.end_offset(ledger.partition) if ledger.until is None else ledger.until,
                 paused=self._pipeline.intake.inboxes.is_paused(ledger.partition),
+                held=ledger.held,
             )
             for ledger in sorted(self._pipeline.ledgers, key=lambda ledger: ledger.partition)
         ]

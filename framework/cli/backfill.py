@@ -105,6 +105,11 @@ def backfill(
             "kmr backfill: the worker of the present does not remember the history, so Distinct would pass "
             "duplicates on both sides of the cut; read everything by one group with `kmr run`"
         )
+    if loaded.window is not None:
+        raise StrategyError(
+            "kmr backfill: a window that is open at the cut would have a row of each side; read everything "
+            "by one group with `kmr run`"
+        )
     loaded.refuse_loop(
         Subscription(settings.topics, settings.topic_pattern), settings.bootstrap_servers
     )

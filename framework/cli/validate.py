@@ -142,6 +142,7 @@ def _lines(outline: Outline) -> list[str]:
         "",
         *_DELIVERY["transactions" if outline.transactions else outline.delivery],
         *_weakest(outline),
+        *([] if outline.window is None else ["", f"window      {outline.window}"]),
         *(["", f"Pickled: {outline.pickled_bytes:,} bytes."] if outline.pickled_bytes else []),
     ]
 
@@ -265,6 +266,7 @@ class Outline(msgspec.Struct, frozen=True):
         pickled_bytes: size of the strategy for another process; None if only Spark can send it.
         branches: those of the last stage; empty without branches.
         distinct: which duplicates are dropped before the first stage.
+        window: its length, and whether its rows are final, in words; None without one.
     """
 
     strategy: str
@@ -279,6 +281,7 @@ class Outline(msgspec.Struct, frozen=True):
     transactions: bool = False
     branches: tuple[BranchOutline, ...] = ()
     distinct: tuple[str, ...] = ()
+    window: str | None = None
 
 
 def outline_of(path: str, strategy: Strategy) -> Outline:
@@ -303,6 +306,7 @@ def outline_of(path: str, strategy: Strategy) -> Outline:
             f"{f'{branch}: ' if branch else ''}{each}, of each partition"
             for branch, each in strategy.distincts.items()
         ),
+        window=None if strategy.window is None else strategy.window.describe(),
         branches=tuple(
             BranchOutline(
                 name,

@@ -7,6 +7,8 @@ recognises rows that it already has.
 
 Where a strategy remembers earlier records (`kmr.memory`), the metadata says from where on they are read
 again.
+With a `Window`, the committed offset stays at the first record of the lowest open window, and the metadata
+says up to where windows are closed (`Closed`), or are about to be (`WindowAnnouncement`).
 
 The *generation* of a partition's offsets is a part of every token. `kmr offsets reset` raises it, so that
 records that are read again are written again; every later commit keeps it. Metadata without one, such as
@@ -91,22 +93,60 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
         return msgspec.json.encode(self).decode()
 
 
+class WindowAnnouncement(Announcement, frozen=True, omit_defaults=True, tag_field="kmr", tag=4):
+    """Rows of windows that are about to be written: those that these offsets close.
+
+    Attributes:
+        closed_from: up to which event time windows were closed before, in microseconds since 1970.
+        closed_to: up to which they are closed then.
+        definition: of the windows, see `Window.definition`.
+    """
+
+    closed_from: int = 0
+    closed_to: int = 0
+    definition: str = ""
+
+    @property
+    def before(self) -> Closed:
+        """What was closed before these rows; failed records up to `last` are settled."""
+        return Closed(self.last, self.closed_from, self.definition)
+
+
+class Closed(msgspec.Struct, frozen=True, array_like=True):
+    """Which windows are closed. The offset that it is committed with is the first of an open one.
+
+    Attributes:
+        read_to: the last offset that was read: failed and late records up to it are settled.
+        closed_to: the event time up to which windows are closed, in microseconds since 1970.
+        definition: of the windows, see `Window.definition`.
+    """
+
+    read_to: int = -1
+    closed_to: int = 0
+    definition: str = ""
+
+
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr", tag=2):
     """The generation of a partition's offsets, its history, and what is remembered; no range is announced."""
 
     generation: int
     back: LookBack | None = None
     history: History | None = None
+    closed: Closed | None = None
 
     @property
     def metadata(self) -> str:
         """The text that is committed with any offset; empty if there is nothing to say."""
-        is_empty = not self.generation and self.back is None and self.history is None
+        parts = (self.back, self.history, self.closed)
+        is_empty = not self.generation and parts == (None, None, None)
         return "" if is_empty else msgspec.json.encode(self).decode()
 
 
 NO_HISTORY: Final = Generation(0, history=History(0, 0))
 """Of a partition that is younger than the plan of `kmr backfill`: nothing of it is read."""
+
+
+_METADATA: Final = Announcement | WindowAnnouncement | Generation
 
 
 def read_announcement(
@@ -119,6 +159,14 @@ def read_announcement(
     """
     found = _read(partition, committed)
     return found if isinstance(found, Announcement) else None
+
+
+def read_closed(partition: TopicPartition, committed: CommitOffset | None) -> Closed | None:
+    """Read which windows are closed; None if no windows are known. Raises ConsumerError."""
+    found = _read(partition, committed)
+    if isinstance(found, WindowAnnouncement):
+        return found.before
+    return found.closed if isinstance(found, Generation) else None
 
 
 def generation_of(partition: TopicPartition, committed: CommitOffset | None) -> int:
@@ -162,11 +210,11 @@ def next_generation(before: Iterable[int] = ()) -> int:
 
 def _read(
     partition: TopicPartition, committed: CommitOffset | None
-) -> Announcement | Generation | None:
+) -> Announcement | WindowAnnouncement | Generation | None:
     if committed is None or not committed.metadata.startswith(_MARK):
         return None
     try:
-        return msgspec.json.decode(committed.metadata, type=Announcement | Generation)
+        return msgspec.json.decode(committed.metadata, type=_METADATA)
     except msgspec.MsgspecError as error:
         raise ConsumerError(
             f"{partition}: cannot read the metadata of the committed offset {committed.offset} ({error}): "

@@ -63,6 +63,7 @@ class Ledger:
         replayed_to: last offset of the announced range that is read again, -1 if there is none.
         look_back: returns what is remembered before an offset, for the metadata of a commit.
         until: the offset where reading ends; None: nowhere.
+        held_to: last offset of the records that open windows hold; None if the strategy has no windows.
     """
 
     def __init__(self, partition: TopicPartition, start: int | None, generation: int) -> None:
@@ -73,6 +74,7 @@ class Ledger:
         self.replayed_to = -1
         self.look_back: Callable[[int], LookBack | None] = lambda _offset: None
         self.until: int | None = None
+        self.held_to: int | None = None
         # Settled ranges above the watermark; they neither touch nor overlap.
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -87,9 +89,36 @@ class Ledger:
     def has_holes(self) -> bool:
         """Whether offsets above the watermark are settled: the partition's next owner would double them.
 
-        Inside a replayed range this does not count: it is written as a whole, by one token, at its end.
+        Inside a replayed range this does not count: it is written as a whole, by one token, at its end. Nor
+        above the first record of an open window: what is committed with it says what is done.
         """
+        if self.held_to is not None:
+            return False
         return bool(self._starts) and (self.watermark or 0) > self.replayed_to
+
+    @property
+    def held(self) -> int:
+        """How many offsets from the watermark on are in open windows, or between their records."""
+        return 0 if self.held_to is None else max(0, self.held_to + 1 - (self.watermark or 0))
+
+    def oldest_timestamp_ms(self, *, held: bool) -> int | None:
+        """Return the timestamp of the oldest batch that open windows hold, or of the oldest other one."""
+        end = 0 if self.held_to is None else self.held_to + 1
+        number = 0 if held else bisect_left(self._inflight, end, key=lambda batch: batch.last)
+        if number >= len(self._inflight) or (held and not self.held):
+            return None
+        found = self._inflight[number].timestamp_ms
+        return found if found >= 0 else None
+
+    def release(self, first: int, last: int) -> int:
+        """Note that open windows hold these records; return the bytes of their batches, which leave."""
+        self.held_to = max(last, self.held_to or 0)
+        number, released = bisect_left(self._inflight, first, key=lambda batch: batch.last), 0
+        while number < len(self._inflight) and self._inflight[number].first <= last:
+            released += self._inflight[number].nbytes
+            self._inflight[number].nbytes = 0
+            number += 1
+        return released
 
     @property
     def is_replaying(self) -> bool:
@@ -258,13 +287,23 @@ class Ledgers:
         self._settled = Changes()
 
     def open(
-        self, partition: TopicPartition, start: int | None, *, replayed_to: int = -1
+        self,
+        partition: TopicPartition,
+        start: int | None,
+        *,
+        replayed_to: int = -1,
+        holds: bool = False,
     ) -> Ledger:
-        """Begin a new generation of a partition; rows of an older one become stale."""
+        """Begin a new generation of a partition; rows of an older one become stale.
+
+        Args:
+            holds: open windows hold records.
+        """
         self.drop(partition)
         self._generation += 1
         ledger = self._ledgers[partition] = Ledger(partition, start, self._generation)
         ledger.replayed_to = replayed_to
+        ledger.held_to = -1 if holds else None
         return ledger
 
     def drop(self, partition: TopicPartition) -> None:
@@ -322,6 +361,17 @@ class Ledgers:
         self._on_bytes(nbytes - self._held.pop(owner, 0), 0)
         if nbytes:
             self._held[owner] = nbytes
+
+    def release(self, ranges: Iterable[Range]) -> None:
+        """Note that open windows hold these records, whose rows are in the windows' state now."""
+        for r in ranges:
+            if (ledger := self._current(r)) is not None:
+                self._on_bytes(-ledger.release(r.first, r.last), 0)
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that `hold` counts, of all owners."""
+        return sum(self._held.values())
 
     def settle(self, ranges: Iterable[Range]) -> None:
         """Settle ranges; those of an older generation are ignored."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from platform import python_version
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -84,6 +85,24 @@ class Metrics:
             "while nothing of the lag is fetched.",
             "topic",
             "partition",
+        )
+        self.held = gauge(
+            "held_records",
+            "Records from the first one of an open window on that were read: they are no lag.",
+            "topic",
+            "partition",
+        )
+        self.held_seconds = gauge(
+            "held_seconds",
+            "Age of the oldest batch that open windows hold, by its newest timestamp; 0 without one.",
+            "topic",
+            "partition",
+        )
+        self.late = counter(
+            "late_rows",
+            "Rows whose windows had closed: dropped, or sent to the error sink.",
+            "stage",
+            "outcome",
         )
         self.drain_seconds = gauge(
             "consumer_drain_seconds",
@@ -223,6 +242,11 @@ class Metrics:
         self.done.failed += records
         self.failures.note("record failed", stage, reason, records, place)
 
+    def count_late(self, stage: str, outcome: Literal["dropped", "dead-letter"], rows: int) -> None:
+        """Count rows whose windows had closed."""
+        if rows:
+            self.late.labels(stage, outcome).inc(rows)
+
     def count_left_out(self, stage: str, what: str, values: int) -> None:
         """Count values that a sink left out on purpose: `fields`, or `digits` of times."""
         self.left_out.labels(stage, what).inc(values)
@@ -248,6 +272,14 @@ class Metrics:
         """Count the tasks of an event loop when the metrics are read, not before."""
         self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 
+    def observe_held(self, partition: PartitionStatus, oldest: float | None) -> None:
+        """Update what open windows hold; `oldest` as in `observe_lag`."""
+        labels = (partition.topic, str(partition.partition))
+        self.held.labels(*labels).set(partition.held)
+        self.held_seconds.labels(*labels).set(
+            0.0 if oldest is None else max(0.0, time.time() - oldest)
+        )
+
     def observe_lag(self, partition: PartitionStatus, oldest: float | None) -> None:
         """Update the lag of a partition.
 
@@ -266,8 +298,9 @@ class Metrics:
 
     def forget_lag(self, topic: str, partition: int) -> None:
         """Remove the lag of a partition that is not ours any more."""
-        for each in (self.lag, self.lag_seconds):
-            each.remove(topic, str(partition))
+        for each in (self.lag, self.lag_seconds, self.held, self.held_seconds):
+            with suppress(KeyError):  # nothing was ever fetched from it
+                each.remove(topic, str(partition))
 
     def observe_retries(self, stages: Iterable[StageStatus]) -> None:
         """Update the gauge of the flushes that are retried now."""

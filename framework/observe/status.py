@@ -57,6 +57,7 @@ class PartitionStatus(msgspec.Struct, frozen=True):
         start: the log start offset: the first one that the broker still has.
         end: the high watermark: the offset after the last record.
         paused: whether intake waits for the map stage.
+        held: offsets from the watermark on that open windows hold; they are no lag.
     """
 
     topic: str
@@ -67,13 +68,14 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     start: int | None
     end: int | None
     paused: bool
+    held: int = 0
 
     @property
     def lag(self) -> int | None:
-        """Records between the watermark and the end of the partition."""
+        """Records between the watermark, or what open windows hold from there on, and the partition's end."""
         if self.end is None or self.watermark is None:
             return None
-        return max(0, self.end - max(self.watermark, self.start or 0))
+        return max(0, self.end - max(self.watermark + self.held, self.start or 0))
 
 
 class WorkerSummary(msgspec.Struct, frozen=True):

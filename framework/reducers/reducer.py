@@ -214,6 +214,10 @@ class Reducer(metaclass=Checked):
             Exception: `on_error` decides about the rows.
         """
 
+    def schema_after(self, schema: pa.Schema) -> pa.Schema | None:
+        """Return the columns of the rows that come out for rows with these; None if they are not known."""
+        return schema if self.keeps_rows else None
+
     @abstractmethod
     def reset(self) -> None:
         """Forget the collected rows. Called on the event loop, before the first `add` and after each flush.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..delivery.announcement import token_of
+from ..delivery.announcement import WindowAnnouncement, token_of
 from ..delivery.ranges import merge_ranges, ranges_of
 from ..record import Rows, TopicPartition
 from ..reducers.collect import one_table
@@ -242,6 +242,10 @@ def plan_ranges(
                 first, last = min(r.first for r in ranges), max(r.last for r in ranges)
                 span = Span(group, *owner, first, last, generations.get(owner, 0))
             token = _token(group, parts, ranges, generations)
+            closes = [rows.closes for rows in parts if rows.closes is not None]
+            if closes and span is not None:
+                span, suffix = _of_windows(span, closes[0][0], closes[-1][1])
+                token += suffix
             planned.append(RangeRows(token, tuple(parts), span, repeated, write=write))
     return [rows for rows in planned if len(rows)]
 
@@ -295,8 +299,20 @@ def _announced(
     if owner is not None:
         first, last = announcement.first, announcement.last
         span = Span(group, *owner, first, last, announcement.generation)
+        if isinstance(announcement, WindowAnnouncement):
+            span, _ = _of_windows(span, announcement.closed_from, announcement.closed_to)
     block_rows = announcement.chunk or MAX_BLOCK_ROWS
     return RangeRows(announcement.token, tuple(added), span, repeated, block_rows, write)
+
+
+def _of_windows(span: Span, closed_from: int, closed_to: int) -> tuple[Span, str]:
+    """Return the span, and the end of the token, of rows of windows.
+
+    Later windows may have the same offsets, or overlap with them; the times up to which windows close are in
+    order. The group has another name in the span: ranges of offsets and of times are not compared.
+    """
+    times = replace(span, group=f"{span.group}:windows", first=closed_from + 1, last=closed_to)
+    return times, f"/{closed_from}-{closed_to}"
 
 
 def _token(

@@ -233,14 +233,14 @@ class RangeWriter(Collecting, Sink):
         return not rows.span.generation and rows.span.topic_partition not in self._proven
 
     def _unexpected(self, rows: RangeRows) -> UnexpectedDuplicate:
-        assert rows.span is not None  # noqa: S101  only announced ranges are unexpected
-        span = rows.span
+        span, announced = rows.span, rows.write.announcement
+        assert span is not None and announced is not None  # noqa: S101, PT018  only announced ranges are
         return UnexpectedDuplicate(
-            f"{self}: the rows of {span.topic_partition}[{span.first}..{span.last}] were not written: it "
-            f"knows the range {rows.token}, though no worker had announced it. The committed offsets were "
-            "moved back by another tool than kmr, or the topic was created anew. To write the records again, "
-            "run kmr offsets reset, which begins new tokens; if what was written shall stay as it is, run "
-            f"kmr offsets reset --to-offset {span.last + 1}"
+            f"{self}: the rows of {span.topic_partition}[{announced.first}..{announced.last}] were not "
+            f"written: it knows the range {rows.token}, though no worker had announced it. The committed "
+            "offsets were moved back by another tool than kmr, or the topic was created anew. To write the "
+            "records again, run kmr offsets reset, which begins new tokens; if what was written shall stay "
+            f"as it is, run kmr offsets reset --to-offset {announced.last + 1}"
         )
 
 

@@ -104,6 +104,12 @@ def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
                 "none; use ClickHouseWriter(changes=True), whose rows have versions, write change rows, or "
                 "run a worker",
             )
+    if strategy.window is not None:
+        yield Finding(
+            "strategy",
+            "error",
+            "a Window stays open from one micro-batch to the next only in a worker; run one (kmr run)",
+        )
     if strategy.is_transactional:
         name = type(strategy.reducers[-1]).__name__
         yield Finding(

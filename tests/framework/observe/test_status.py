@@ -10,7 +10,7 @@ from kmr.observe.status import PartitionStatus
 
 
 def status(**known: Any) -> PartitionStatus:
-    unknown = dict.fromkeys(("watermark", "committed", "position", "start", "end"))
+    unknown: dict[str, Any] = dict.fromkeys(("watermark", "committed", "position", "start", "end"))
     return PartitionStatus(topic="t", partition=0, paused=False, **(unknown | known))
 
 

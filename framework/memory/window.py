@@ -1,0 +1,206 @@
+"""Windows by event time: `Window`, as a strategy names it before its sink."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from ..config.schema import SECONDS, parse_quantity
+from ..errors import StrategyError
+from ..record import Rows
+from ..reducers.aggregate import ALL, AggregateFunction
+from ..reducers.collect import Collecting
+from .window_aggregates import Aggregates
+from .window_state import WindowState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..record import TopicPartition
+
+Late = Literal["drop", "dead-letter"]
+
+MICROS: Final = 1_000_000
+_MOST_HOPS: Final = 1000
+_MARK_INTERVAL: Final = 4.0
+
+
+class Window(Collecting):
+    """Aggregates rows by windows of event time; a window's rows come out once, when it closes.
+
+    It stands directly before the sink of a list of reducers. Each partition has its own event time: the
+    highest `time` of its rows so far, in the order of their offsets. A window closes when that passes its end
+    by `lateness`; then one row for each group goes to the sink, with `window_start` and `window_end`.
+
+    No state is stored: the committed offset stays at the first record of the lowest open window, and a worker
+    that starts reads from there. With a sink that is exactly once, each row is written exactly once.
+
+    Example:
+        ```python
+        from kmr import Json, Strategy, Window
+        from kmr.sinks import ClickHouseWriter
+
+        strategy = Strategy(
+            value=Json(),
+            reduce=[
+                Window(
+                    "1m", time="ts", by=["path"], columns={"hits": ("*", "count"), "ms": ("ms", "mean")},
+                    lateness="10s", late="drop", idle="30s",
+                ),
+                ClickHouseWriter("hits_per_minute"),
+            ],
+        )
+        ```
+
+    Args:
+        length: of a window, `"1m"`, `"30s"` or seconds. Windows begin at multiples of it since 1970, UTC.
+        time: the column of event times, a timestamp; `"timestamp"` is the record's own where rows have no
+            such column. A record whose time is null or before 1970 fails.
+        late: what happens to a row when all of its windows have closed: `drop` counts it
+            (`kmr_late_rows_total`); `dead-letter` sends its record to `reduce_err`, unless other rows of the
+            same record are in time: then it is dropped, because a replay of the letter would double those.
+        by: the columns that make a group; empty: one row for each window.
+        columns: for each new column its source and the function, as for `Aggregate`: sum, count, min, max,
+            mean (a float64), count_distinct, first, last or list.
+        every: a window begins every so often, and windows overlap (hopping windows); `length` is a multiple
+            of it. None: every `length` (tumbling windows).
+        lateness: how far event times may be out of order: windows stay open for so much longer.
+        idle: when a partition has had no record for so long, the wall clock moves its event time on, so that
+            its windows close. None: they stay open until the next record.
+        keyed: the topic is partitioned by `by`: each group is in one partition, so its rows are final. False:
+            a group may be in several partitions, so rows are partial, and have a column `partition`.
+
+    Raises:
+        StrategyError: an argument is not allowed.
+    """
+
+    def __init__(
+        self,
+        length: str | float,
+        *,
+        time: str,
+        late: Late,
+        columns: Mapping[str, tuple[str, str]],
+        by: Sequence[str] = (),
+        every: str | float | None = None,
+        lateness: str | float = 0,
+        idle: str | float | None = None,
+        keyed: bool = False,
+    ) -> None:
+        super().__init__(max_rows=None, max_bytes=None, max_age=_MARK_INTERVAL)
+        if isinstance(by, str):
+            raise StrategyError(f"Window: by is a list of columns: by=[{by!r}]")
+        if late not in get_args(Late):
+            raise StrategyError(f"Window: late must be one of {get_args(Late)}, not {late!r}")
+        if not columns:
+            raise StrategyError(
+                'Window: columns is empty; count rows with {"rows": ("*", "count")}'
+            )
+        self.length = _micros("length", length)
+        self.every = self.length if every is None else _micros("every", every)
+        self.lateness = _micros("lateness", lateness, zero=True)
+        self.idle = None if idle is None else _micros("idle", idle)
+        self.time, self.late, self.by, self.keyed = time, late, list(by), keyed
+        self.columns = dict(columns)
+        if self.length % self.every or self.length // self.every > _MOST_HOPS:
+            raise StrategyError(
+                f"Window: length must be a multiple of every, at most {_MOST_HOPS} times as long, not "
+                f"{length!r} and {every!r}"
+            )
+        functions = get_args(AggregateFunction)
+        for name, (source, function) in self.columns.items():
+            if function not in functions or (source == ALL and function != "count"):
+                raise StrategyError(
+                    f"Window: {name}: there is no function {function!r} of {source!r}; use one of "
+                    f"{', '.join(functions)}, and only count of '*'"
+                )
+        places = ["window_start", "window_end", *([] if keyed else ["partition"])]
+        names = [*places, *(each for each in self.by if each != "partition"), *self.columns]
+        if clash := {name for name in names if names.count(name) > 1}:
+            raise StrategyError(
+                f"Window: {sorted(clash)} would be twice among the new columns {names}; rename them"
+            )
+
+    @property
+    def definition(self) -> str:
+        """What the boundaries of windows depend on. It is committed: another definition is refused."""
+        every = "" if self.every == self.length else f" every {self.every / MICROS:g}s"
+        return f"{self.length / MICROS:g}s{every} of {self.time}"
+
+    def describe(self) -> str:
+        """Return the length, what happens to late rows, and whether rows are final, in words."""
+        rows = "final: the topic is keyed by the group"
+        if not self.keyed:
+            rows = "partial, one for each partition (column partition): the table adds them up"
+        return f"{self.definition}, late rows: {self.late}; rows are {rows}"
+
+    @property
+    def sources(self) -> list[str]:
+        """The columns that rows must have."""
+        sources = (source for source, _ in self.columns.values() if source != ALL)
+        return list(dict.fromkeys([self.time, *self.by, *sources]))
+
+    def require(self, columns: Sequence[str]) -> None:
+        """Raise StrategyError unless all columns that are needed are there."""
+        if missing := [name for name in self.sources if name not in columns]:
+            raise StrategyError(f"Window: the rows have no column {missing[0]!r}, only {columns}")
+
+    def aggregates(self) -> Aggregates:
+        """Return new, empty aggregates."""
+        return Aggregates(self.by, self.columns)
+
+    def rows_of(
+        self, closed: pa.Table, time: pa.DataType, partition: TopicPartition | None
+    ) -> pa.Table:
+        """Return the rows of closed windows as the sink gets them.
+
+        Args:
+            closed: what `Aggregates.take` returned.
+            time: the type of the column of event times.
+        """
+        starts = closed.column("window_start").to_numpy().astype(np.int64)
+        zone = getattr(time, "tz", None)
+        kind = pa.timestamp("us", tz=zone)
+        columns: dict[str, Any] = {
+            "window_start": pa.array(starts).cast(kind),
+            "window_end": pa.array(starts + self.length).cast(kind),
+        }
+        if not self.keyed and "partition" not in self.by:
+            number = 0 if partition is None else partition.partition
+            columns["partition"] = pa.array(np.full(len(starts), number, np.int32))
+        for name in closed.column_names[1:]:
+            columns[name] = closed.column(name)
+        return pa.table(columns)
+
+    def schema_after(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns of the rows that come out, for those that go in. Raises StrategyError."""
+        rows = Rows(schema.empty_table(), (), np.empty(0, np.int64))
+        state = WindowState(self)
+        state.take(rows)
+        out: pa.Schema = state.close_all().schema
+        return out
+
+    def flush(self) -> pa.Table:
+        """Return the rows of all windows of the collected rows, as if all of them closed now.
+
+        A worker does not call it: there, `kmr.windowing.stage` runs windows. A test of a strategy does.
+        """
+        states: dict[TopicPartition, WindowState] = {}
+        for rows in self.rows:
+            partition = rows.ranges[0].topic_partition
+            states.setdefault(partition, WindowState(self, partition=partition)).take(rows)
+        return pa.concat_tables([state.close_all() for state in states.values()])
+
+
+def _micros(name: str, given: str | float, *, zero: bool = False) -> int:
+    """Return a duration in microseconds. Raises StrategyError."""
+    try:
+        seconds = parse_quantity(given, SECONDS) if isinstance(given, str) else float(given)
+    except ValueError as error:
+        raise StrategyError(f"Window: {name}: {error}") from error
+    micros = round(seconds * MICROS)
+    if micros < 0 or (micros == 0 and not zero):
+        raise StrategyError(f"Window: {name} must be above 0, not {given!r}")
+    return micros

@@ -1,0 +1,192 @@
+"""The aggregates of open windows: one row for each window and group, into which new rows are folded.
+
+How rows are divided among batches changes no result: a fold appends new rows, in the order of their offsets,
+to the rows of what was folded before, and aggregates both at once, in one thread. So also sums of floats are
+added in the order of offsets, whatever was folded when.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..column_types import MixedTypes, join_tables
+from ..reducers.aggregate import ALL, group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+START: Final = "window_start"
+"""The column of the windows' first microsecond, int64."""
+
+_FOLD_ROWS: Final = 65_536
+"""New rows that wait at least before they are folded: a fold costs as much as the rows folded before."""
+
+_MERGES: Final = {"sum": "sum", "min": "min", "max": "max", "first": "first", "last": "last"}
+_TALL: Final = ("list", "count_distinct")
+
+
+class Aggregates:
+    """Aggregated rows by window and group.
+
+    Args:
+        by: the columns of a group.
+        columns: for each new column its source and function, as in `Window`.
+
+    Attributes:
+        nbytes: the size of everything that is kept.
+    """
+
+    def __init__(self, by: Sequence[str], columns: Mapping[str, tuple[str, str]]) -> None:
+        self._by = list(by)
+        self._columns = dict(columns)
+        # Values that become one number or value: a column for each part of an aggregate.
+        self._merged = _Folded([START, *by], self._merges())
+        # Values that are kept: a table for each aggregate, of the distinct ones or of all.
+        self._tall = {
+            name: _Folded(
+                [START, *by, *([name] if function == "count_distinct" else [])],
+                {} if function == "count_distinct" else None,
+            )
+            for name, (_, function) in columns.items()
+            if function in _TALL
+        }
+
+    def _merges(self) -> dict[str, str]:
+        merges = {}
+        for name, (_, function) in self._columns.items():
+            if function in _MERGES:
+                merges[name] = _MERGES[function]
+            elif function in ("count", "mean"):
+                merges[f"{name} count"] = "sum"
+                merges |= {f"{name} sum": "sum"} if function == "mean" else {}
+        return merges
+
+    @property
+    def nbytes(self) -> int:
+        return self._merged.nbytes + sum(each.nbytes for each in self._tall.values())
+
+    def add(self, starts: NDArray[np.int64], rows: pa.Table) -> None:
+        """Add rows, each with the start of its window, in the order of their offsets.
+
+        Raises:
+            StrategyError: a function does not support the type of its column.
+        """
+        keys = {START: pa.array(starts), **{name: rows.column(name) for name in self._by}}
+        parts = dict(keys)
+        for name, (source, function) in self._columns.items():
+            if function in _TALL:
+                self._tall[name].add(pa.table({**keys, name: rows.column(source)}))
+                continue
+            values = None if source == ALL else rows.column(source)
+            if function in ("count", "mean"):
+                counts = (
+                    _ones(len(starts)) if values is None else values.is_valid().cast(pa.int64())
+                )
+                parts[f"{name} count"] = counts
+            if values is not None and function in ("sum", "mean"):
+                parts[name if function == "sum" else f"{name} sum"] = _summands(values, source)
+            elif values is not None and function != "count":
+                parts[name] = values
+        self._merged.add(pa.table(parts))
+
+    def groups(self) -> dict[int, int]:
+        """Return the number of groups of each window, by its start."""
+        starts, counts = np.unique(self._merged.starts(), return_counts=True)
+        return dict(zip(starts.tolist(), counts.tolist(), strict=True))
+
+    def take(self, before: int) -> pa.Table:
+        """Remove the windows that start before a time, and return their rows.
+
+        Returns:
+            `window_start` (int64), the columns of the group, and the new columns; by window, then in the
+            order of each group's first row.
+        """
+        merged = self._merged.take(before)
+        order = np.argsort(merged.column(START).to_numpy(), kind="stable")
+        out = {name: merged.column(name) for name in (START, *self._by)}
+        for name, (_, function) in self._columns.items():
+            if function in _TALL:
+                tall = self._tall[name].take(before)
+                out[name] = group(tall, [START, *self._by], [(name, function)]).column(
+                    f"{name}_{function}"
+                )
+            elif function == "count":
+                out[name] = merged.column(f"{name} count")
+            elif function == "mean":
+                total, count = merged.column(f"{name} sum"), merged.column(f"{name} count")
+                out[name] = pc.divide(total.cast(pa.float64()), count.cast(pa.float64()))
+            else:
+                out[name] = merged.column(name)
+        return pa.table(out).take(pa.array(order, pa.int64()))
+
+
+def _ones(rows: int) -> pa.ChunkedArray[Any]:
+    return pa.chunked_array([pa.array(np.ones(rows, np.int64))])
+
+
+def _joined(parts: list[pa.Table]) -> pa.Table:
+    joined = join_tables(parts)
+    for reason in joined.misfits.values():
+        raise MixedTypes(f"{reason}; declare the types with @map_record(schema=...)")
+    return joined.table
+
+
+def _summands(values: pa.ChunkedArray[Any], source: str) -> pa.ChunkedArray[Any]:
+    """Return values in the type of their sum."""
+    empty = pa.table({"key": pa.array([], pa.int8()), source: values.slice(0, 0)})
+    return values.cast(group(empty, ["key"], [(source, "sum")]).column(f"{source}_sum").type)
+
+
+class _Folded:
+    """Rows that are aggregated by keys now and then; without functions they are only kept.
+
+    Args:
+        keys: the columns of a key.
+        functions: the function that merges two values of each other column; none: distinct keys are kept.
+            None: all rows are kept.
+    """
+
+    def __init__(self, keys: Sequence[str], functions: Mapping[str, str] | None) -> None:
+        self._keys, self._functions = list(keys), functions
+        self._parts: list[pa.Table] = []
+        self._folded = 0  # rows of the first part
+        self._new = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self._parts)
+
+    def add(self, rows: pa.Table) -> None:
+        self._parts.append(rows)
+        self._new += rows.num_rows
+        if self._new >= max(_FOLD_ROWS, self._folded):
+            self._fold()
+
+    def _fold(self) -> pa.Table:
+        if not self._parts:
+            return pa.table({START: pa.array([], pa.int64())})
+        table = _joined(self._parts)
+        if self._functions is not None and self._new:
+            names = [*self._keys, *self._functions]
+            table = group(table, self._keys, list(self._functions.items())).rename_columns(names)
+        table = table.combine_chunks()
+        self._parts, self._folded, self._new = [table], table.num_rows, 0
+        return table
+
+    def starts(self) -> NDArray[np.int64]:
+        column: NDArray[np.int64] = self._fold().column(START).to_numpy()
+        return column
+
+    def take(self, before: int) -> pa.Table:
+        """Remove the rows of windows that start before a time, and return them."""
+        table = self._fold()
+        closes = table.column(START).to_numpy() < before
+        kept = table.filter(pa.array(~closes))
+        self._parts, self._folded = [kept], kept.num_rows
+        return table.filter(pa.array(closes))

@@ -1,0 +1,179 @@
+"""The open windows of one partition: which rows are late, when windows close, where reading must begin again.
+
+Everything follows from the rows in the order of their offsets, and from the two numbers that are committed
+with an offset (`Closed`): the last offset read, and the event time closed up to. So a state that was built by
+reading again from the lowest open window is the state that was lost:
+
+- rows of closed windows are recognised by the time of their window alone;
+- a row of a window that is still open was not late when it was first read, because windows close in order;
+- up to the last offset read, rows of closed windows are in rows that are written, or were late then; above
+  it, they are late now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import StrategyError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..record import Rows, TopicPartition
+    from .window import Window
+
+_PER_WINDOW: Final = 200
+"""Bytes of a window beside the aggregates of its groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Rows that are in no window; those that were read before the restart are not marked again.
+
+    Attributes:
+        late: which rows are late: all of their windows have closed.
+        invalid: which rows have no time, or one before 1970.
+    """
+
+    late: NDArray[np.bool_]
+    invalid: NDArray[np.bool_]
+
+
+class WindowState:
+    """The open windows of a partition. All times are microseconds since 1970.
+
+    Args:
+        window: what is aggregated.
+        closed_to: the event time up to which windows are closed.
+        read_to: the last offset that was read when they were closed.
+
+    Attributes:
+        closed_to: up to which time windows are closed, in the rows that came out.
+        level: the highest event time so far, less the lateness; windows that end up to here can close.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        *,
+        partition: TopicPartition | None = None,
+        closed_to: int = 0,
+        read_to: int = -1,
+    ) -> None:
+        self._window = window
+        self._partition = partition
+        self._read_to = read_to
+        self.closed_to = self.level = closed_to
+        self._aggregates = window.aggregates()
+        self._firsts: dict[int, int] = {}  # the first offset of each open window, by its start
+        self._type: pa.DataType | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the state."""
+        return self._aggregates.nbytes + _PER_WINDOW * len(self._firsts)
+
+    @property
+    def first_offset(self) -> int | None:
+        """The first offset of the open windows; None if none is open."""
+        return min(self._firsts.values(), default=None)
+
+    @property
+    def next_end(self) -> int | None:
+        """When the next open window ends; None if none is open."""
+        return min(self._firsts) + self._window.length if self._firsts else None
+
+    def last_end_up_to(self, level: int) -> int:
+        """Return when the last of the open windows ends that can close at a time."""
+        length = self._window.length
+        return max((start + length for start in self._firsts if start + length <= level), default=0)
+
+    def largest(self, number: int = 3) -> list[tuple[int, int]]:
+        """Return the windows with the most groups: their starts, and the numbers of groups."""
+        groups = self._aggregates.groups()
+        return sorted(groups.items(), key=lambda each: -each[1])[:number]
+
+    def take(self, rows: Rows) -> Taken:
+        """Add rows to their windows, and move the event time on.
+
+        Raises:
+            StrategyError: a column is missing, or cannot be aggregated.
+        """
+        window, offsets = self._window, rows.offsets
+        if offsets is None:
+            raise StrategyError(
+                "Window: its rows belong to no single record; a reducer before it made them"
+            )
+        table = rows.with_coordinates(window.sources)
+        window.require(table.column_names)
+        times, invalid = self._times(table.column(window.time), offsets)
+        reached = self._reached(times, offsets)
+        newest = times - times % window.every  # the start of the last window that a row is in
+        late = ~invalid & (newest + window.length <= reached)
+        found = np.flatnonzero(~late & ~invalid)
+        hops = window.length // window.every
+        numbers = np.repeat(found, hops)
+        starts = newest[numbers] - np.tile(np.arange(hops - 1, -1, -1) * window.every, len(found))
+        if hops > 1:
+            opened = starts + window.length > reached[numbers]
+            numbers, starts = numbers[opened], starts[opened]
+        self._aggregates.add(
+            starts, table.select(window.sources).take(pa.array(numbers, pa.int64()))
+        )
+        opened_at, first = np.unique(starts, return_index=True)
+        for start, offset in zip(opened_at.tolist(), offsets[numbers[first]].tolist(), strict=True):
+            self._firsts.setdefault(start, offset)
+        if len(found):
+            self.level = max(self.level, int(times[found].max()) - window.lateness)
+        is_new = offsets > self._read_to
+        return Taken(late & is_new, invalid & is_new)
+
+    def _times(
+        self, column: pa.ChunkedArray[Any], offsets: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the times, and the rows of records without a valid one: all rows of such a record fail."""
+        if not pa.types.is_timestamp(column.type):
+            raise StrategyError(
+                f"Window: time={self._window.time!r} is a column of type {column.type}, not a timestamp; let "
+                "the map make one (a datetime), or use time='timestamp' for that of the record"
+            )
+        self._type = column.type
+        micros = column.cast(pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64())
+        times: NDArray[np.int64] = micros.fill_null(pa.scalar(-1, pa.int64())).to_numpy()
+        invalid = times < 0
+        if invalid.any():
+            invalid = np.isin(offsets, offsets[invalid])
+            times = np.where(invalid, 0, times)
+        return times, invalid
+
+    def _reached(self, times: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return for each row up to which time windows were closed before its record."""
+        levels = np.maximum.accumulate(
+            np.concatenate([[self.level], times - self._window.lateness])
+        )
+        if len(offsets) == 0:
+            return levels[:0]
+        return levels[np.searchsorted(offsets, offsets, side="left")]
+
+    def can_close(self, to: int) -> bool:
+        """Return whether an open window ends up to a time."""
+        end = self.next_end
+        return end is not None and end <= to
+
+    def close(self, to: int) -> pa.Table:
+        """Close the windows that end up to a time, and return their rows."""
+        before = to - self._window.length + 1
+        self._firsts = {start: first for start, first in self._firsts.items() if start >= before}
+        self.closed_to = to
+        self.level = max(self.level, to)
+        if self._type is None:  # no row was taken
+            return pa.table({})
+        return self._window.rows_of(self._aggregates.take(before), self._type, self._partition)
+
+    def close_all(self) -> pa.Table:
+        """Close every window, and return the rows."""
+        return self.close(max(self.level, max(self._firsts, default=0) + self._window.length))

@@ -1,0 +1,211 @@
+"""Any cut of a log into runs, with kills around writes, gives each window's row once, and complete.
+
+Each run is a real worker on the same log and the same committed offsets; the sink remembers tokens, as
+ClickHouse does. The model computes the windows of the whole log, and knows neither batches nor workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import Counter, defaultdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kmr import Strategy, Window, map_record
+from kmr.record import Record, TopicPartition
+from kmr.service.threads import without_threads
+from kmr.settings import Settings
+from kmr.sinks import RangeWriter
+from kmr.testing import (
+    Journal,
+    MemoryConsumer,
+    MemoryWriter,
+    VirtualClock,
+    VirtualTimeLoop,
+    batch_of,
+)
+from kmr.worker import Worker
+from tests.examples import examples
+
+if TYPE_CHECKING:
+    from kmr.sinks import RangeRows
+
+P0 = TopicPartition("t", 0)
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+LENGTH, LATENESS = 10, 4
+
+Key = tuple[int, str]
+Rows = Counter[tuple[int, str, int, tuple[int, ...]]]
+
+# Seconds of event time and a group; out of order, and late. None fails in the map, -1 makes no row.
+values = st.one_of(
+    st.tuples(st.integers(0, 60), st.sampled_from("ab")),
+    st.tuples(st.integers(0, 60), st.sampled_from("ab")),
+    st.sampled_from([None, -1]),
+)
+runs = st.lists(
+    st.tuples(
+        st.lists(st.lists(values, min_size=1, max_size=6), max_size=4),
+        st.sampled_from(
+            ["drain", "kill", "kill before a write", "kill after a write", "rebalance"]
+        ),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@map_record
+def parse(record: Record) -> dict[str, Any] | None:
+    if record.value == b"fails":
+        raise ValueError("fails")
+    if record.value is None or record.value == b"skip":
+        return None
+    second, group = record.value.decode().split()
+    return {"ts": BEGIN + timedelta(seconds=int(second)), "g": group, "o": record.offset}
+
+
+def encode(value: Any) -> bytes:
+    if value is None:
+        return b"fails"
+    return b"skip" if value == -1 else f"{value[0]} {value[1]}".encode()
+
+
+def model(log: list[Any], every: int) -> Rows:
+    """Return the rows of all windows that the log closes."""
+    windows: dict[Key, list[int]] = defaultdict(list)
+    level = -(10**9)
+    for offset, value in enumerate(log):
+        if isinstance(value, tuple):
+            second, group = value
+            for start in range(second // every * every, second - LENGTH, -every):
+                if start + LENGTH > level:
+                    windows[start, group].append(offset)
+            level = max(level, second - LATENESS)
+    closed = {key: found for key, found in windows.items() if key[0] + LENGTH <= level}
+    return Counter((start, group, len(o), tuple(o)) for (start, group), o in closed.items())
+
+
+class Table:
+    """Rows by the tokens of their inserts, and what kills the worker around the next write."""
+
+    def __init__(self) -> None:
+        self.rows: Rows = Counter()
+        self.tokens: set[str] = set()
+        self.dies = ""
+        self.dead = anyio.Event()
+
+    def write(self, rows: RangeRows) -> None:
+        if rows.token in self.tokens:
+            return
+        self.tokens.add(rows.token)
+        for row in rows.table.to_pylist():
+            start = round((row["window_start"] - BEGIN).total_seconds())
+            assert row["window_end"] - row["window_start"] == timedelta(seconds=LENGTH)
+            self.rows[start, row["g"], row["n"], tuple(row["offsets"])] += 1
+
+
+class TableWriter(RangeWriter):
+    def __init__(self, table: Table) -> None:
+        super().__init__(max_age=0.5)
+        self.table = table
+
+    def __deepcopy__(self, memo: object) -> Self:
+        other = copy.copy(self)
+        other.reset()
+        return other
+
+    async def has(self, rows: RangeRows) -> bool:
+        return rows.token in self.table.tokens
+
+    async def write(self, rows: RangeRows) -> None:
+        await self._die("kill before a write")
+        self.table.write(rows)
+        await self._die("kill after a write")
+
+    async def _die(self, moment: str) -> None:
+        if self.table.dies == moment:
+            self.table.dead.set()
+            await anyio.sleep_forever()
+
+    async def refused(self, rows: RangeRows) -> dict[int, str]:
+        return {}
+
+
+def strategy_of(table: Table, letters: Journal, every: int) -> Strategy:
+    window = Window(
+        LENGTH,
+        time="ts",
+        by=["g"],
+        columns={"n": ("*", "count"), "offsets": ("o", "list")},
+        every=every,
+        lateness=LATENESS,
+        late="drop",
+        keyed=True,
+    )
+    return Strategy(
+        map=parse,
+        reduce=[window, TableWriter(table)],
+        reduce_err=MemoryWriter(letters, max_age=0.1),
+        err_limit=None,
+    )
+
+
+async def run_all(
+    schedule: list[tuple[list[list[Any]], str]], every: int
+) -> tuple[Rows, Counter[int], list[Any]]:
+    table, letters = Table(), Journal()
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    clock = VirtualClock(loop)
+    consumer, log = MemoryConsumer(), list[Any]()
+    for batches, end in [*schedule, ([], "drain")]:
+        before, consumer = consumer, MemoryConsumer()
+        consumer.log, consumer._committed = before.log, before._committed
+        table.dies, table.dead = end, anyio.Event()
+        worker = Worker(
+            strategy_of(table, letters, every),
+            Settings(topics=("t",), group="g", executor="inline", commit_interval=1.0),
+            consumer=consumer,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run)
+            await consumer.started.wait()
+            await consumer.rebalance([P0])
+            for batch in batches:
+                consumer.put(batch_of("t", 0, len(log), [encode(value) for value in batch]))
+                log += batch
+                await clock.advance(0.3)
+                if end == "rebalance":
+                    await consumer.rebalance([P0])
+            for _ in range(12):
+                await clock.advance(0.5)
+            if end in ("drain", "rebalance"):
+                worker.shutdown("done")
+                for _ in range(6):
+                    await clock.advance(0.5)
+            tasks.cancel_scope.cancel()
+    failed = Counter(row["offset"] for row in letters.rows())
+    return table.rows, failed, log
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(runs, st.sampled_from([LENGTH, LENGTH // 2]))
+async def test_any_cut_into_runs_gives_each_row_of_a_window_once_and_complete(
+    schedule: list[tuple[list[list[Any]], str]], every: int
+) -> None:
+    with without_threads():
+        rows, failed, log = await run_all(schedule, every)
+    assert rows == model(log, every)
+    assert set(failed) == {offset for offset, value in enumerate(log) if value is None}
