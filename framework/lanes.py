@@ -88,7 +88,7 @@ class Lane:
             if name != last:
                 out, following = anyio.create_memory_object_stream[Rows | ReplayEnd](queue)
             if isinstance(reducer, Window) and partition is not None and out is not None:
-                begin = _begin(reducer, partition, closed)
+                begin = closed or Closed(definition=reducer.definition)
                 ends = replayed if isinstance(replayed, WindowAnnouncement) else None
                 ports = (receive, out, shared, errors.clone())
                 self.stages.append(
@@ -153,17 +153,14 @@ def _await(stage: ReduceStage | WindowStage, on: bool) -> None:
     stage.trigger.awaited(on=on)
 
 
-def _begin(window: Window, partition: TopicPartition, closed: Closed | None) -> Closed:
-    """Return where windows begin. Raises StrategyError if others were open before."""
-    if closed is None or not closed.definition:
-        return Closed(definition=window.definition)
+def _require_same(window: Window, partition: TopicPartition, closed: Closed) -> None:
+    """Raise StrategyError if other windows were open before."""
     if closed.definition != window.definition:
         raise StrategyError(
             f"{partition}: the group has open windows of {closed.definition!r}, and the strategy has windows "
             f"of {window.definition!r}: rows of both would overlap. Go back to those, use another group, or "
             "begin anew at an offset: kmr offsets reset"
         )
-    return closed
 
 
 class Lanes:
@@ -263,11 +260,14 @@ class Lanes:
         """Begin a generation of a partition; return the map's own end of the lane's inbox."""
         if self._shared is not None:
             return self._shared.inbox.clone()
+        closed, window = self._committer.closed(partition), self._strategy.window
+        if closed is not None and window is not None:
+            _require_same(window, partition, closed)
         lane = self._lanes[partition] = self._build(
             self._guarantee(partition, replayed),
             partition=partition,
             replayed=replayed,
-            closed=self._committer.closed(partition),
+            closed=closed,
             turns=self._turns,
         )
         tasks.start_soon(lane.run, self._contexts)

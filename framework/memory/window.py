@@ -39,19 +39,23 @@ class Window(Collecting):
 
     Example:
         ```python
+        from datetime import datetime
+
+        import msgspec
+
         from kmr import Json, Strategy, Window
         from kmr.sinks import ClickHouseWriter
 
-        strategy = Strategy(
-            value=Json(),
-            reduce=[
-                Window(
-                    "1m", time="ts", by=["path"], columns={"hits": ("*", "count"), "ms": ("ms", "mean")},
-                    lateness="10s", late="drop", idle="30s",
-                ),
-                ClickHouseWriter("hits_per_minute"),
-            ],
+        class Hit(msgspec.Struct):
+            ts: datetime
+            path: str
+            ms: int
+
+        window = Window(
+            "1m", time="ts", by=["path"], columns={"hits": ("*", "count"), "ms": ("ms", "mean")},
+            lateness="10s", late="drop", idle="30s",
         )
+        strategy = Strategy(value=Json(Hit), reduce=[window, ClickHouseWriter("hits_per_minute")])
         ```
 
     Args:
@@ -179,8 +183,12 @@ class Window(Collecting):
         rows = Rows(schema.empty_table(), (), np.empty(0, np.int64))
         state = WindowState(self)
         state.take(rows)
-        out: pa.Schema = state.close_all().schema
-        return out
+        out = state.close_all().schema
+        never = ("window_start", "window_end", "partition")
+        counts = [name for name, (_, function) in self.columns.items() if "count" in function]
+        return pa.schema(
+            [field.with_nullable(field.name not in (*never, *counts)) for field in out]
+        )
 
     def flush(self) -> pa.Table:
         """Return the rows of all windows of the collected rows, as if all of them closed now.

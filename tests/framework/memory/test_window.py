@@ -1,0 +1,206 @@
+"""What a `Window` refuses, and what its stage does: idle partitions, late rows, memory."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmr import Aggregate, Distinct, Strategy, Window, map_record
+from kmr.delivery.announcement import Closed, Generation, WindowAnnouncement, read_closed
+from kmr.errors import StateTooLarge, StrategyError
+from kmr.kafka.consumer import CommitOffset
+from kmr.record import Range, Record, Rows
+from kmr.sinks import ClickHouseWriter, KafkaWriter
+from kmr.sinks.planning import plan_ranges
+from kmr.spark.engine.placement import require_runnable
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
+from tests.framework.workers import P0, committed, put, running
+
+if TYPE_CHECKING:
+    from kmr.testing import VirtualClock
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+@map_record
+def parse(record: Record) -> list[dict[str, Any]]:
+    assert record.value is not None
+    texts = record.value.decode().split()
+    return [
+        {"ts": None if text == "null" else BEGIN + timedelta(seconds=int(text)), "o": record.offset}
+        for text in texts
+    ]
+
+
+def window(**changes: Any) -> Window:
+    given: dict[str, Any] = {
+        "time": "ts", "late": "drop", "columns": {"n": ("*", "count"), "of": ("o", "list")},
+        "keyed": True,
+    }  # fmt: skip
+    return Window("10s", **(given | changes))
+
+
+def windows_of(journal: Journal) -> list[tuple[float, list[int]]]:
+    rows = journal.rows()
+    return [((row["window_start"] - BEGIN).total_seconds(), row["of"]) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"late": "keep"}, "late must be one of"),
+        ({"every": "3s"}, "length must be a multiple of every"),
+        ({"columns": {}}, "columns is empty"),
+        ({"columns": {"n": ("v", "median")}}, "there is no function 'median'"),
+        ({"columns": {"window_start": ("*", "count")}}, "would be twice"),
+        ({"lateness": "soon"}, "lateness: 'soon' is not a number"),
+        ({"by": "path"}, r"by=\['path'\]"),
+    ],
+)
+def test_a_window_refuses_what_it_cannot_do(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        window(**changes)
+
+
+def test_the_late_rows_have_to_be_decided() -> None:
+    with pytest.raises(StrategyError, match="late"):
+        Window("1m", time="ts", columns={"n": ("*", "count")})  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("reduce", "more", "message"),
+    [
+        ([window()], {}, "directly before the sink"),
+        ([window(), Aggregate(["n"], {"m": ("*", "count")}), ClickHouseWriter("t")], {}, "directly"),
+        ([Aggregate(["n"], {"m": ("*", "count")}), window(), ClickHouseWriter("t")], {}, "no single record"),
+        ([Distinct(key="o", within="1m"), window(), ClickHouseWriter("t")], {}, "cannot follow a Distinct"),
+        ([window(), ClickHouseWriter("t")], {"delivery": "at-most-once"}, "at-most-once"),
+        ([window(), KafkaWriter("t", delivery="exactly-once")], {}, "transactions"),
+        ([window(late="dead-letter"), ClickHouseWriter("t")], {}, "needs reduce_err="),
+        ({"a": [window(), ClickHouseWriter("t")]}, {}, "cannot be in a branch"),
+    ],
+)  # fmt: skip
+def test_a_strategy_refuses_a_window_where_it_cannot_be(
+    reduce: Any, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(StrategyError, match=message):
+        Strategy(map=parse, reduce=reduce, **more)
+
+
+def test_spark_refuses_a_window() -> None:
+    with pytest.raises(StrategyError, match=r"a Window stays open .* only in a worker"):
+        require_runnable(Strategy(map=parse, reduce=[window(), ClickHouseWriter("t")]))
+
+
+def test_the_metadata_says_what_is_closed_and_an_announcement_what_was_before() -> None:
+    closed = Closed(9, 1000, "10s of ts")
+    assert read_closed(P0, CommitOffset(5, Generation(3, closed=closed).metadata)) == closed
+    announcement = WindowAnnouncement(
+        5, 12, "token", "me", closed_from=1000, closed_to=2000, definition="10s of ts"
+    )
+    assert read_closed(P0, CommitOffset(5, announcement.metadata)) == Closed(12, 1000, "10s of ts")
+    assert read_closed(P0, CommitOffset(5)) is None
+
+
+def test_rows_of_other_windows_have_other_names_though_their_offsets_are_the_same() -> None:
+    import pyarrow as pa
+
+    table, ranges = pa.table({"n": [1]}), (Range("t", 0, 5, 9),)
+    names = [
+        {each.token, each.file_name}
+        for closes in ((0, 10), (10, 20))
+        for each in plan_ranges([Rows(table, ranges, closes=closes)], "g", {})
+    ]
+    assert names[0].isdisjoint(names[1])
+
+
+async def test_an_idle_partition_closes_its_windows_by_the_wall_clock(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    strategy = Strategy(map=parse, reduce=[window(idle="5s"), MemoryWriter(journal, max_age=60)])
+    async with running(strategy, consumer):
+        await consumer.rebalance([P0])
+        put(consumer, 0, 0, b"1", b"12")
+        await clock.advance(1)
+        for _ in range(5):
+            await clock.advance(1)
+        assert windows_of(journal) == [], "the sink waits for max_age"
+        for _ in range(5):
+            await clock.advance(1)
+        assert windows_of(journal) == [(0, [0]), (10, [1])]
+        put(consumer, 0, 2, b"13", b"21")
+        await clock.advance(1)
+        for _ in range(20):
+            await clock.advance(1)
+        assert windows_of(journal)[2:] == [(20, [3])], "13 is late: its window is closed"
+
+
+async def test_open_windows_hold_the_commit_and_are_no_lag(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    strategy = Strategy(map=parse, reduce=[window(), MemoryWriter(journal, max_age=0.1)])
+    async with running(strategy, consumer, commit_interval=0.1) as worker:
+        await consumer.rebalance([P0])
+        put(consumer, 0, 0, b"1", b"2", b"11", b"12")
+        await clock.advance(0.5)
+        await clock.advance(0.5)
+        assert windows_of(journal) == [(0, [0, 1])]
+        assert committed(consumer)[P0] == 2
+        (partition,) = worker.status().partitions
+        assert (partition.held, partition.lag, partition.watermark) == (2, 0, 2)
+        labels = {"topic": "t", "partition": "0"}
+        assert worker.metrics.registry.get_sample_value("kmr_held_records", labels) == 2
+
+
+async def test_late_records_are_letters_and_mixed_ones_are_counted(clock: VirtualClock) -> None:
+    journal, letters, consumer = Journal(), Journal(), MemoryConsumer()
+    strategy = Strategy(
+        map=parse,
+        reduce=[window(late="dead-letter"), MemoryWriter(journal, max_age=0.1)],
+        reduce_err=MemoryWriter(letters, max_age=0.1),
+        err_limit=None,
+    )
+    async with running(strategy, consumer) as worker:
+        await consumer.rebalance([P0])
+        put(consumer, 0, 0, b"1", b"25", b"2", b"3 26", b"null", b"40")
+        for _ in range(4):
+            await clock.advance(0.2)
+        assert windows_of(journal) == [(0, [0]), (20, [1, 3])]
+        assert {row["offset"]: row["reason"] for row in letters.rows()} == {
+            2: "late: the windows of its ts have closed",
+            4: "ts is null, or before 1970",
+        }
+        late = {"stage": "reduce-1", "outcome": "dropped"}
+        assert worker.metrics.registry.get_sample_value("kmr_late_rows_total", late) == 1
+
+
+async def test_windows_that_need_too_much_memory_end_the_worker_and_name_the_largest(
+    clock: VirtualClock,
+) -> None:
+    consumer = MemoryConsumer()
+    strategy = Strategy(map=parse, reduce=[window(by=["o"]), MemoryWriter(Journal())])
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
+        async with running(strategy, consumer, inflight_bytes=1 << 20):
+            await consumer.rebalance([P0])
+            for first in range(0, 30_000, 1000):
+                put(consumer, 0, first, *[b"1"] * 1000)
+                await clock.advance(0.1)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, StateTooLarge)
+    assert "2026-01-01T00:00:00.000Z with" in str(error)
+
+
+async def test_another_definition_of_windows_is_refused(clock: VirtualClock) -> None:
+    consumer = MemoryConsumer()
+    consumer._committed[P0] = CommitOffset(
+        0, Generation(0, closed=Closed(3, 5, "60s of ts")).metadata
+    )
+    strategy = Strategy(map=parse, reduce=[window(), MemoryWriter(Journal())])
+    async with running(strategy, consumer):
+        with pytest.raises(StrategyError, match="has open windows of '60s of ts'"):
+            await consumer.rebalance([P0])
