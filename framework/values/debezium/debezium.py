@@ -14,6 +14,7 @@ from ...columns.texts import python_values
 from ...errors import StrategyError
 from ..json.json_format import Json
 from ..reasons import reason_of_value
+from ..registry.per_process import PerProcess
 from ..schemas import row_type
 from ..typed import encoded_fields
 from ..value_format import Decoded, DecodedObjects, ValueFormat
@@ -118,6 +119,7 @@ class Debezium(ValueFormat):
         self.order: Order = order or ("offset" if flattened else "position")
         self._truncates = truncates
         self._unavailable = unavailable
+        self._made: PerProcess[EnvelopeReader] = PerProcess()  # a registry may be asked
         if isinstance(inner, Json) and not inner.has_schema_ids:
             _ = self.schema
 
@@ -126,6 +128,9 @@ class Debezium(ValueFormat):
 
     @property
     def _reader(self) -> EnvelopeReader:
+        return self._made.get(self._make_reader)
+
+    def _make_reader(self) -> EnvelopeReader:
         if isinstance(self._inner, Json):
             return JsonEnvelopes(
                 self._inner.type,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
 from decimal import Decimal
 from io import BytesIO
 from typing import Any
@@ -125,6 +126,12 @@ def test_what_cannot_be_understood_fails_its_record_and_names_the_field() -> Non
     assert failures[1].startswith("field after.name: the source did not send it")
     assert failures[2].startswith("field after: null")
     assert failures[3].startswith("field source.lsn")
+
+
+def test_a_copy_in_another_process_reads_the_same() -> None:
+    for format_ in (Debezium(Avro(ENVELOPE)), Debezium(Json(pa.schema({"id": pa.int64()})))):
+        _ = format_.schema
+        assert pickle.loads(pickle.dumps(format_)).schema == format_.schema
 
 
 def test_a_per_record_map_gets_dicts() -> None:
