@@ -43,6 +43,7 @@ class _Committed:
         acknowledged: the last one that the broker confirmed.
         attempted: the last one that we sent. Without an answer, the broker may have either.
         announcement: the range that is announced with it.
+        announced: the offset that says so. Kept, because each commit compares that of every partition.
         is_found: whether the announcement must be committed (again) before it counts as ours: it was read, or
             announced some time ago. The group may have put us out since: only a commit can tell.
         closed: which windows are closed; None without windows.
@@ -53,6 +54,13 @@ class _Committed:
     announcement: Announcement | None = None
     is_found: bool = False
     closed: Closed | None = None
+    announced: CommitOffset | None = None
+
+    def announce(self, announcement: Announcement) -> CommitOffset:
+        """Set the announcement; return the offset that says so."""
+        self.announcement = announcement
+        self.announced = CommitOffset(announcement.first, announcement.metadata)
+        return self.announced
 
 
 class Committer:
@@ -213,10 +221,9 @@ class Committer:
             again: commit it also if it is committed already.
         """
         entry = self._entry(partition)
-        entry.announcement, entry.is_found = announcement, entry.is_found or again
+        announced, entry.is_found = entry.announce(announcement), entry.is_found or again
         await checkpoint()  # lanes that were given their turn together announce in one commit
         await self.commit()
-        announced = CommitOffset(announcement.first, announcement.metadata)
         return self._is_acknowledged(partition, announced)
 
     def close_windows(self, partition: TopicPartition, closed: Closed) -> None:
@@ -283,13 +290,12 @@ class Committer:
             generation = next_generation()
         self._generations[partition] = generation
         self._histories[partition] = history_of(partition, committed)
-        self._partitions[partition] = _Committed(
-            committed,
-            committed,
-            announcement,
-            is_found=announcement is not None,
-            closed=read_closed(partition, committed) if windows else None,
+        entry = self._partitions[partition] = _Committed(
+            committed, committed, closed=read_closed(partition, committed) if windows else None
         )
+        if announcement is not None:
+            entry.announce(announcement)
+            entry.is_found = True
 
     def forget(self, partition: TopicPartition) -> None:
         """Remove a partition that is no longer assigned.
@@ -322,9 +328,9 @@ class Committer:
 
     def _wanted(self, partition: TopicPartition, watermark: int) -> CommitOffset:
         entry = self._entry(partition)
-        announcement = entry.announcement
-        if announcement is not None and watermark <= announcement.last:
-            return CommitOffset(announcement.first, announcement.metadata)
+        announcement, announced = entry.announcement, entry.announced
+        if announcement is not None and announced and watermark <= announcement.last:
+            return announced
         entry.announcement = None
         ledger = self._ledgers.get(partition)
         back = None if ledger is None else ledger.look_back(watermark)
@@ -333,7 +339,10 @@ class Committer:
         return CommitOffset(watermark, done.metadata)
 
     def _entry(self, partition: TopicPartition) -> _Committed:
-        return self._partitions.setdefault(partition, _Committed(None, None))
+        entry = self._partitions.get(partition)
+        if entry is None:
+            entry = self._partitions[partition] = _Committed(None, None)
+        return entry
 
 
 class TransactionalCommitter(Committer):

@@ -436,7 +436,12 @@ class Ledgers:
         return {
             partition: watermark
             for partition, ledger in self._ledgers.items()
-            if (watermark := ledger.watermark_with(added[partition])) is not None
+            if (
+                watermark := ledger.watermark_with(added[partition])
+                if partition in added
+                else ledger.watermark
+            )
+            is not None
         }
 
     def __iter__(self) -> Iterator[Ledger]:
