@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from ..errors import CommitFenced, ConsumerError
+from ..errors import CommitFenced, CommitRefused, ConsumerError
 from ..kafka.group_offsets import Membership
 from ..record import Batch, TopicPartition
 from .log import LogRange
@@ -220,6 +220,15 @@ class Group:
         self.check(offsets, is_orderly=not client.has_unanswered_commit)
         self.offsets.commit(member_id, generation, offsets)
         self.checks.memory(client.member)
+
+    def commit_part(
+        self, client: GroupConsumer, member_id: str, generation: int,
+        offsets: Mapping[TopicPartition, CommitOffset],
+    ) -> None:  # fmt: skip
+        """Commit every other partition. Raises CommitRefused, which names them."""
+        some = dict(sorted(offsets.items())[1::2])
+        self.commit(client, member_id, generation, some)
+        raise CommitRefused("some partitions are refused", frozenset(some), for_good=False)
 
     def check(
         self, offsets: Mapping[TopicPartition, CommitOffset], *, is_orderly: bool = True
@@ -430,8 +439,9 @@ class GroupConsumer:
                 await self._world.request(
                     "commit", "group", f"commits {shown}",
                     lambda: self._group.commit(self, member_id, generation, sent), ConsumerError,
+                    part=lambda: self._group.commit_part(self, member_id, generation, sent),
                 )  # fmt: skip
-        except CommitFenced:
+        except (CommitFenced, CommitRefused):
             raise
         except ConsumerError:
             self.has_unanswered_commit = True

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 What = Literal["append", "kill", "drain", "sleep", "deal", "fault", "jump", "trim"]
 Target = Literal["", "sink", "errors", "commit", "offsets"]
 How = Literal[
-    "", "refuse", "lose", "late", "slow", "hang", "torn",
+    "", "refuse", "part", "lose", "late", "slow", "hang", "torn",
     "kill before", "kill after", "sleep before", "sleep after", "overtaken", "expel",
 ]  # fmt: skip
 
@@ -29,8 +29,8 @@ _HOW: Final[dict[Target, tuple[How, ...]]] = {
     ),
     "errors": ("refuse", "lose", "slow", "hang", "kill before", "kill after"),
     "commit": (
-        "refuse", "lose", "late", "late", "slow", "hang", "kill before", "kill after", "kill after",
-        "sleep before", "sleep after", "overtaken", "expel",
+        "refuse", "part", "lose", "late", "late", "slow", "hang", "kill before", "kill after",
+        "kill after", "sleep before", "sleep after", "overtaken", "expel",
     ),
     "offsets": ("slow", "sleep before", "sleep after", "overtaken", "kill before"),
 }  # fmt: skip
@@ -94,6 +94,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         words: dict[How, str] = {
             "": "nothing",
             "refuse": "it fails, and has no effect",
+            "part": "it is refused for some partitions, and has its effect for the others",
             "lose": "it has its effect, but its answer is lost",
             "late": f"its connection is lost, and it has its effect after {self.seconds:g} s",
             "slow": f"it is under way {lasts}",

@@ -191,6 +191,7 @@ class World:
         error: Callable[[str], Exception],
         *,
         torn: Callable[[], object] | None = None,
+        part: Callable[[], T] | None = None,
     ) -> T:
         """Send a request from the current member to a server, and return its answer.
 
@@ -201,11 +202,14 @@ class World:
             effect: what the server does; what it raises is its answer.
             error: makes the exception of a failed request.
             torn: what the server does instead, when it dies in between.
+            part: what it does instead, when it refuses some of what is asked.
         """
         member = current_member()
         if member.dead:
             raise error("the process is dead")
-        fault = self._fault(target, torn is not None)
+        fault = self._fault(target, can_tear=torn is not None, can_divide=part is not None)
+        if fault is not None and fault.how == "part" and part is not None:
+            effect = part
         request = _Request(self, member, target, name, text, effect, error, torn, fault)
         if request.how in ("sleep before", "overtaken"):
             self.sleep(member, request.seconds)
@@ -234,9 +238,10 @@ class World:
             self._wake(request.member)
             request.arrive()
 
-    def _fault(self, target: Target, can_tear: bool) -> Event | None:
+    def _fault(self, target: Target, *, can_tear: bool, can_divide: bool) -> Event | None:
+        able = {"torn": can_tear, "part": can_divide}
         for fault in self._faults:
-            if fault.target == target and (can_tear or fault.how != "torn"):
+            if fault.target == target and able.get(fault.how, True):
                 self._faults.remove(fault)
                 return fault
         return None

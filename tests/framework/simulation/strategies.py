@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from kmr.mapping.functions import map_record
 from kmr.memory.distinct import Distinct
 from kmr.record import Record
 from kmr.reducers.collect import Batcher
+from kmr.simulation.loop import SimulationLoop
 from kmr.sinks import ClickHouseWriter, KafkaWriter, RangeWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
@@ -44,6 +46,14 @@ def expand(record: Record) -> list[dict[str, object]] | None:
     """Map a record to the rows of `locate`, fifty times, each with some text."""
     rows = locate(record)
     return None if rows is None else [row | {"text": "x" * 20} for row in rows for _ in range(50)]
+
+
+@map_record
+async def wait(record: Record) -> list[dict[str, int]] | None:
+    """Map a record as `locate`, after some time, in which its member may be drained."""
+    if isinstance(asyncio.get_running_loop(), SimulationLoop):
+        await asyncio.sleep(0.2 + 0.4 * (record.offset % 5))
+    return locate(record)
 
 
 @map_record
@@ -106,6 +116,12 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
     ),
     "fan-out at least once": lambda: Strategy(
         expand, [Batcher(), MemoryWriter(Journal())], reduce_err=_errors()
+    ),
+    "slow maps into clickhouse": lambda: Strategy(
+        wait, [ClickHouseWriter("hits", url="http://localhost:1")], reduce_err=_errors()
+    ),
+    "slow maps at least once": lambda: Strategy(
+        wait, [MemoryWriter(Journal())], reduce_err=_errors()
     ),
     "branches": lambda: Strategy(
         divide,

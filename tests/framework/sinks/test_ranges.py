@@ -152,6 +152,18 @@ async def test_a_range_that_is_there_though_it_was_never_announced_stops_the_wor
     assert store.ranges.keys() == {"g:t:0:0-4", "g:t:0:0-4@7"}
 
 
+async def test_a_partition_whose_first_write_failed_is_not_proven() -> None:
+    store = Store()
+    writer, lane = await opened(store), StoreWriter(store)
+    await lane.open(CONTEXT.with_sinks(opened=writer))
+    store.faults = [OSError("lost")]
+    with pytest.raises(OSError, match="lost"):
+        await flush(writer, rows(0, 4), replayed=False)
+    store.calls.clear()
+    assert await flush(lane, rows(0, 4), replayed=False) == Flushed()
+    assert store.calls == ["has g:t:0:0-4", "write g:t:0:0-4"]
+
+
 async def test_letters_have_other_names_in_each_process_except_where_spark_repeats_them() -> None:
     for session, names in ((None, 2), (object(), 1)):
         store = Store()
