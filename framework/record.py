@@ -326,8 +326,8 @@ class Rows:
         sources: the batches that the rows came from; the error sink gets its original records from them.
         places: the columns of `COORDINATES` for each row, where they do not follow from `offsets`: rows of
             several partitions, or of dead letters, whose records are others.
-        closes: of rows of windows: the event times from and up to which windows close, in microseconds since
-            1970. Rows of later windows may have the same offsets.
+        closes: of rows of windows: the event times from and up to which windows close, in microseconds of the
+            epoch. Rows of later windows may have the same offsets.
     """
 
     table: pa.Table
