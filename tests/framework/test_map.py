@@ -194,6 +194,14 @@ async def test_a_drain_drops_the_parts_of_a_batch_whose_calls_have_not_begun() -
     assert bench.ledger.position == 2
 
 
+async def test_a_replayed_range_is_mapped_though_the_budget_is_used_up() -> None:
+    """Its rows are written at its end: nothing that waits for them could give bytes back before."""
+    bench = Bench(replay_to=4)
+    bench.budget.add(2 * bench.budget.limit)
+    with anyio.fail_after(5):
+        assert spans(await bench.map(batch_of("t", 0, 0, [b"x"] * 5))) == [(0, 4), None]
+
+
 async def test_a_drain_within_a_replayed_range_does_not_end_the_range() -> None:
     bench: Bench
 
