@@ -12,6 +12,8 @@ from ._lazy import lazy_exports
 if TYPE_CHECKING:
     from .branches.branches import OTHER as OTHER
     from .branches.branches import per_name as per_name
+    from .lookups.lookup import Lookup as Lookup
+    from .lookups.table import LookupTable as LookupTable
     from .mapping.calls import Retries as Retries
     from .mapping.functions import map_batch as map_batch
     from .mapping.functions import map_record as map_record

@@ -50,7 +50,7 @@ async def peek(
     """
     part = strategy.of_topic(topic)
     executor = Executor()
-    await executor.open(strategy)
+    await executor.open(strategy, config)
     try:
         await executor.warm_up(strategy)
         async for batch in _batches(config, topic, window):

@@ -96,6 +96,7 @@ class Pipeline:
         self._consumer = consumer
         self._metrics = metrics
         self._max_batch_records = settings.max_batch_records
+        self._connection = connection_config(settings)
         self._executor = Executor(settings.executor, settings.map_workers, settings.log)
         self._maps: dict[TopicPartition, MapStage] = {}
         self._tasks: TaskGroup | None = None
@@ -183,7 +184,7 @@ class Pipeline:
         context = self._context.with_sinks(
             generations=self.committer.generations, count_left_out=self._metrics.count_left_out
         )
-        await self._executor.open(self._strategy)
+        await self._executor.open(self._strategy, self._connection)
         await self._lanes.open(context)
         self.committer.delivery = self._lanes.delivery
         if self._error_stage is not None:

@@ -13,9 +13,12 @@ from .branches.declared import declared, with_chains
 from .columns.tagged_rows import is_tagged, schemas
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
+from .lookups.given import GivenRows
+from .lookups.lookup import Lookup
 from .mapping.annotations import check_call, check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Changes, Inputs, Tombstones
+from .mapping.resources import accepted
 from .memory.window import Window
 from .memory.window_checks import check_windows
 from .record import COORDINATES, filled, of_records
@@ -25,7 +28,7 @@ from .reducers.sink import Delivery, Sink, capabilities_of
 from .values.value_format import ValueFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     import pyarrow as pa
@@ -206,6 +209,7 @@ class Strategy(metaclass=Checked):
             the value of `async with`. A worker closes them at its end. A process of Spark keeps them until
             Spark kills it. With `executor = "process"` each of the map's processes opens its own, with a
             function that can be pickled; those of an `async def` map are the worker's.
+        tables: tables that the map looks things up in, by the names of its parameters: see `Lookup`.
         by_topic: instead of `map`, `value`, `key` and `tombstones`: those of each topic, by its name. All
             topics have the same reducers, so maps that declare their rows must declare the same ones. A
             topic that is read and is not named ends the worker.
@@ -227,6 +231,7 @@ class Strategy(metaclass=Checked):
     by_topic: Mapping[str, TopicMap] | None = None
     version: str | None = None
     changes: Changes | None = None
+    tables: Mapping[str, Lookup | GivenRows] | None = None
     map_spec: MapSpec = field(init=False, repr=False)
     reducers: tuple[Reducer, ...] = field(init=False, repr=False, compare=False)
     distincts: Mapping[str, Distinct] = field(init=False, repr=False, compare=False)
@@ -253,11 +258,42 @@ class Strategy(metaclass=Checked):
             )
         self._check_errors()
         check_windows(self)
+        self._check_tables()
 
     @property
     def window(self) -> Window | None:
         """The window before the sink; None without one."""
         return next((each for each in self.reducers if isinstance(each, Window)), None)
+
+    def _check_tables(self) -> None:
+        """Check that each table is one, and has a map that looks things up in it."""
+        for name, table in (self.tables or {}).items():
+            if not isinstance(table, Lookup | GivenRows):
+                raise StrategyError(f"tables={{{name!r}: ...}} must be a Lookup, not {table!r}")
+            maps = [part.map for part in self.parts if part.map is not None]
+            if not any(name in accepted(each, {name: None}) for each in maps):
+                raise StrategyError(
+                    f"tables= has {name}, but no map has a parameter of that name; add it to the map"
+                )
+
+    def with_tables(self, rows: Mapping[str, Iterable[Any]]) -> Self:
+        """Return the strategy with given rows in the place of tables' topics, for tests and simulations.
+
+        Args:
+            rows: the rows of each table: dicts, or objects of the class of its values.
+
+        Raises:
+            StrategyError: there is no such table.
+        """
+        tables = dict(self.tables or {})
+        for name, given in rows.items():
+            table = tables.get(name)
+            if table is None:
+                raise StrategyError(
+                    f"the strategy has no table {name}, only {', '.join(tables) or 'none'}"
+                )
+            tables[name] = GivenRows(table.lookup if isinstance(table, GivenRows) else table, given)
+        return replace(self, tables=tables)
 
     def _check_errors(self) -> None:
         """Check what happens to records that fail."""
@@ -335,10 +371,12 @@ class Strategy(metaclass=Checked):
                 raise StrategyError(
                     "key= needs a per-batch map or none: a per-record map gets the bytes in record.key"
                 )
-            parameters = parameters_of(self.map, decoded=self.value is not None)
+            parameters = parameters_of(
+                self.map, decoded=self.value is not None, tables=self.tables or ()
+            )
             return replace(spec, inputs=replace(inputs, parameters=parameters))
         if spec.per == "batch":
-            check_call(self.map, "the batch")
+            check_call(self.map, "the batch", tables=self.tables or ())
             _ = inputs.schema
         return replace(spec, inputs=inputs, schema=inputs.schema if spec.per == "value" else None)
 
@@ -524,6 +562,7 @@ class Strategy(metaclass=Checked):
             "map": self.map,
             "by_topic": self.by_topic,
             "resources": self.resources,
+            "tables": self.tables,
             "value": self.value,
             "key": self.key,
             "reduce_err": self.reduce_err,

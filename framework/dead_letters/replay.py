@@ -16,6 +16,7 @@ import pyarrow as pa
 from ..mapping.branching import join, only_branch
 from ..mapping.calls import rate_limit_of
 from ..mapping.functions import MARK, MapSpec, apply, apply_async
+from ..mapping.resources import accepted
 from ..mapping.results import NO_OFFSETS, MapResult
 from ..mapping.stop import Stop
 from ..record import COORDINATES
@@ -143,7 +144,7 @@ class _LetterMap:
         strategy = self._strategy.of_topic(part.records.column("topic")[0].as_py())
         function = strategy.map
         if resources and function is not None:
-            function = partial(function, **resources)
+            function = partial(function, **accepted(function, resources))
         return function, strategy.map_spec
 
 

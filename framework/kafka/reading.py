@@ -17,7 +17,7 @@ from .fetching import BatchFetcher
 from .start_positions import NO_POSITION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from ..record import Batch
     from ..settings import IsolationLevel
@@ -35,6 +35,8 @@ class Window:
         last: at most so many offsets at the end of each partition; None: all.
         since: only records from this time on, in milliseconds since 1970; None: of any time.
         follow: go on with new records, without end.
+        caught_up: with `follow`, called when everything that the topic had at the time of the call was
+            yielded, and the caller asks for more.
         spans: only these partitions, from the first offset to the one before the second; None: all.
         isolation_level: `read_committed` leaves out records of open and aborted transactions.
     """
@@ -42,13 +44,14 @@ class Window:
     last: int | None = None
     since: int | None = None
     follow: bool = False
+    caught_up: Callable[[], None] | None = None
     spans: Mapping[int, tuple[int, int]] | None = None
     isolation_level: IsolationLevel = "read_committed"
 
 
 async def read_topic(
     config: ConnectionConfig, topic: str, window: Window = Window()
-) -> AsyncIterator[Batch]:
+) -> AsyncGenerator[Batch]:
     """Yield what a topic has at the time of the call, in order within each partition.
 
     Raises:
@@ -66,24 +69,12 @@ async def read_topic(
     await connect(consumer, config)
     try:
         await require_topics(consumer._client, config, (topic,))
-        numbers = consumer._client.cluster.partitions_for_topic(topic)
-        partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
-        with explain_refusal(f"the offsets of {topic}", config):
-            starts = await log_offsets(consumer, "beginning", partitions)
-            ends = await log_offsets(consumer, "end", partitions)
-            if window.since is not None:
-                found = await offsets_at_times(consumer, dict.fromkeys(partitions, window.since))
-                starts = {at: ends[at] if each is None else each for at, each in found.items()}
-        if window.last is not None:
-            starts = {at: max(first, ends[at] - window.last) for at, first in starts.items()}
+        starts, ends = await _bounds(consumer, config, topic, window)
+        behind = {at: end for at, end in ends.items() if starts[at] < end}
+        caught_up = window.caught_up
         if window.follow:
-            ends = dict.fromkeys(partitions, 2**63 - 1)
-        if window.spans is not None:
-            partitions = [at for at in partitions if at.partition in window.spans]
-            starts, ends = (
-                {at: window.spans[at.partition][side] for at in partitions} for side in (0, 1)
-            )
-        left = {partition for partition in partitions if starts[partition] < ends[partition]}
+            ends = dict.fromkeys(ends, 2**63 - 1)
+        left = {partition for partition, end in ends.items() if starts[partition] < end}
         if not left:
             return
         await consumer._fetcher.close()
@@ -94,17 +85,45 @@ async def read_topic(
             consumer.seek(aiokafka.TopicPartition(*partition), starts[partition])
         fetcher.resume()
         while left:
-            for batch in fetcher.take():
+            if not behind and caught_up is not None:
+                caught_up()
+                caught_up = None
+            batches = fetcher.take()
+            for batch in batches:
                 partition, end = batch.topic_partition, ends[batch.topic_partition]
                 if partition in left and batch.last + 1 >= end:
                     left.remove(partition)
                     consumer.pause(aiokafka.TopicPartition(*partition))
                 if batch.first < end:
                     yield batch if batch.last < end else batch.slice(batch.first, end - 1)
-            if left:
+                if batch.last + 1 >= behind.get(partition, 0):
+                    behind.pop(partition, None)
+            if not batches:  # else others have come while the caller had these
                 await fetcher.wait()
     finally:
         await consumer.stop()
+
+
+async def _bounds(
+    consumer: aiokafka.AIOKafkaConsumer, config: ConnectionConfig, topic: str, window: Window
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return the first offset of each partition, and the one after its last."""
+    numbers = consumer._client.cluster.partitions_for_topic(topic)
+    partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
+    with explain_refusal(f"the offsets of {topic}", config):
+        starts = await log_offsets(consumer, "beginning", partitions)
+        ends = await log_offsets(consumer, "end", partitions)
+        if window.since is not None:
+            found = await offsets_at_times(consumer, dict.fromkeys(partitions, window.since))
+            starts = {at: ends[at] if each is None else each for at, each in found.items()}
+    if window.last is not None:
+        starts = {at: max(first, ends[at] - window.last) for at, first in starts.items()}
+    if window.spans is not None:
+        partitions = [at for at in partitions if at.partition in window.spans]
+        starts, ends = (
+            {at: window.spans[at.partition][side] for at in partitions} for side in (0, 1)
+        )
+    return starts, ends
 
 
 async def read_range(

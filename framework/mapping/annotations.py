@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
 
 from ..errors import StrategyError
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 def frame_of(function: object) -> str | None:
     """Return what a per-batch function takes, from the annotation of its first parameter (`kmr.frames`)."""
-    hints = _hints(function)
-    names = [name for name in hints if name not in ("return", RESOURCES)]
-    return kind_of(hints[names[0]]) if names else None
+    try:
+        first = next(iter(inspect.signature(function).parameters), "")  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return kind_of(_hints(function).get(first))
 
 
 _SEVERAL: Final = (list, tuple, Sequence, Iterable, Iterator, Generator)
@@ -96,11 +98,12 @@ def check_resources(function: object, *, given: bool) -> None:
         )
 
 
-def parameters_of(function: object, *, decoded: bool) -> Parameters:
+def parameters_of(function: object, *, decoded: bool, tables: Container[str] = ()) -> Parameters:
     """Return what a per-record function is called with: `f(record)`, `f(value)` or `f(value, record)`.
 
     Args:
         decoded: the strategy has `value=`.
+        tables: parameters that come by their names, as `resources` does.
 
     Raises:
         StrategyError: it has other parameters.
@@ -110,7 +113,11 @@ def parameters_of(function: object, *, decoded: bool) -> Parameters:
         signature = inspect.signature(function)  # type: ignore[arg-type]
     except (TypeError, ValueError):  # compiled code without a signature
         return "value" if decoded else "record"
-    parameters = [each for each in signature.parameters.values() if each.name != RESOURCES]
+    parameters = [
+        each
+        for each in signature.parameters.values()
+        if each.name != RESOURCES and each.name not in tables
+    ]
     positional = [
         each
         for each in parameters
@@ -123,12 +130,12 @@ def parameters_of(function: object, *, decoded: bool) -> Parameters:
                 f"map={name} takes a value and a record, but the strategy has no value=; "
                 "set it: value=Json(...)"
             )
-        check_call(function, "the record")
+        check_call(function, "the record", tables=tables)
         return "record"
     if len(needed) == 2:
-        check_call(function, "the value", "the record")
+        check_call(function, "the value", "the record", tables=tables)
         return "value and record"
-    check_call(function, "the value")
+    check_call(function, "the value", tables=tables)
     first = (needed or positional or parameters)[0]
     if _hints(function).get(first.name) is Record:
         raise StrategyError(
@@ -138,8 +145,8 @@ def parameters_of(function: object, *, decoded: bool) -> Parameters:
     return "value"
 
 
-def check_call(function: object, *arguments: str) -> None:
-    """Check that a map function can be called with these arguments; resources come by their name.
+def check_call(function: object, *arguments: str, tables: Container[str] = ()) -> None:
+    """Check that a map function can be called with these arguments; resources and tables come by name.
 
     Args:
         arguments: what each is, in the words of the message.
@@ -151,7 +158,7 @@ def check_call(function: object, *arguments: str) -> None:
         signature = inspect.signature(function)  # type: ignore[arg-type]
     except (TypeError, ValueError):  # compiled code without a signature
         return
-    by_name = {RESOURCES: None} if RESOURCES in signature.parameters else {}
+    by_name = {name: None for name in signature.parameters if name == RESOURCES or name in tables}
     try:
         signature.bind(*arguments, **by_name)
     except TypeError as error:

@@ -22,16 +22,19 @@ from ..service.process import end_with_parent
 from ..service.threads import background_loop, run_in_thread
 from ..settings import LogSettings
 from .functions import apply, apply_async
-from .resources import OpenResources
+from .resources import OpenResources, OpenTables
 from .results import NO_OFFSETS, MapResult
 from .stop import Stop
 from .together import Together, can_share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
+    from ..kafka.connection import ConnectionConfig
+    from ..lookups.given import GivenRows
+    from ..lookups.lookup import Lookup
     from ..record import Batch
     from ..settings import ExecutorKind
     from ..strategy import Strategy
@@ -68,17 +71,23 @@ class Executor:
         self._limiter = anyio.CapacityLimiter(workers or os.cpu_count() or 1)
         self._unlimited = anyio.CapacityLimiter(math.inf)
         self._resources: OpenResources | None = None
+        self._tables: OpenTables | None = None
         self._factory: bytes | None = None
         self._opened_in: set[int] = set()
 
-    async def open(self, strategy: Strategy) -> None:
-        """Open the resources of a strategy, if it has any, where its maps run.
+    async def open(self, strategy: Strategy, config: ConnectionConfig | None = None) -> None:
+        """Open the resources of a strategy, if it has any, where its maps run; load its tables.
 
         With `process` that is one process; the others open them in `warm_up`.
+
+        Args:
+            config: of the brokers that have the topics of tables; None: there are none.
 
         Raises:
             StrategyError: they cannot be opened, or not in another process.
         """
+        if strategy.tables:
+            await self._load(strategy, strategy.tables, config)
         if strategy.resources is None:
             return
         are_async = {part.map_spec.is_async for part in strategy.parts}
@@ -94,6 +103,31 @@ class Executor:
                     f"{reason_of(error)}; use a function of a module, or executor='thread'"
                 ) from error
             await self._in_process(partial(_open_here, self._factory))
+
+    async def _load(
+        self,
+        strategy: Strategy,
+        tables: Mapping[str, Lookup | GivenRows],
+        config: ConnectionConfig | None,
+    ) -> None:
+        from ..lookups.following import following
+
+        as_columns = {part.map_spec.per == "batch" for part in strategy.parts}
+        if len(as_columns) > 1:
+            raise StrategyError("tables= needs maps that are all per record, or all per batch")
+        if self.kind == "process" and not all(part.map_spec.is_async for part in strategy.parts):
+            raise StrategyError(
+                "tables= and executor='process': the tables are in the memory of the worker, not of its "
+                "processes; use executor='thread', and --workers for more processors"
+            )
+        self._tables = OpenTables(partial(following, tables, config, as_columns=as_columns.pop()))
+        await self._tables.open()
+
+    def _bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        for each in (self._tables, self._resources):
+            if each is not None:
+                function = each.bind(function)
+        return function
 
     async def warm_up(self, strategy: Strategy) -> None:
         """Do what the first batch would wait for: load what formats decode with, and start the processes.
@@ -128,8 +162,9 @@ class Executor:
 
         Those of a process that was killed, because its map hung or it was idle for five minutes, are not.
         """
-        if self._resources is not None:
-            await self._resources.close()
+        for each in (self._tables, self._resources):
+            if each is not None:
+                await each.close()
         if self._factory is not None:
             close = partial(_close_here, self._factory)
             # At the same time, so that each call has another process.
@@ -161,8 +196,8 @@ class Executor:
             CorruptRecords: the batch cannot be decoded.
         """
         is_elsewhere = self.kind == "process" and not (spec.is_async and function is not None)
-        if self._resources is not None and function is not None and not is_elsewhere:
-            function = self._resources.bind(function)
+        if function is not None and not is_elsewhere:
+            function = self._bind(function)
         if self.kind == "inline":
             records = batch.records
         elif self.kind == "thread" and not spec.is_async:
@@ -203,8 +238,8 @@ class Executor:
         stop: Stop,
     ) -> Together:
         """Return a map of batches of several partitions, for `map_together`. Only if `can_share`."""
-        if self._resources is not None and function is not None:
-            function = self._resources.bind(function)
+        if function is not None:
+            function = self._bind(function)
         return Together(function, spec, batches, stop)
 
     def can_share(self, spec: MapSpec) -> bool:

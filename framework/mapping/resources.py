@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+import inspect
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StrategyError, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
 
@@ -20,6 +21,8 @@ class OpenResources:
 
     Calls: `open`; `bind` any number of times; `close`, also after a failure.
     """
+
+    what = "resources="
 
     def __init__(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
         self._factory = factory
@@ -34,7 +37,7 @@ class OpenResources:
         try:
             self._value = await opened
         except Exception as error:
-            raise StrategyError(f"resources= cannot be opened: {reason_of(error)}") from error
+            raise StrategyError(f"{self.what} cannot be opened: {reason_of(error)}") from error
         except BaseException:
             self._task.cancel()
             raise
@@ -46,7 +49,7 @@ class OpenResources:
                 await self._closing.wait()
         except Exception as error:
             if opened.done():
-                raise StrategyError(f"resources= cannot be closed: {reason_of(error)}") from error
+                raise StrategyError(f"{self.what} cannot be closed: {reason_of(error)}") from error
             opened.set_exception(error)
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,3 +62,38 @@ class OpenResources:
         if task is not None and not task.done():
             self._closing.set()
             await task
+
+
+class OpenTables(OpenResources):
+    """The look-up tables of a strategy: loaded, and followed until they are closed."""
+
+    what = "tables="
+
+    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the map with its parameters that are named as tables filled in.
+
+        Raises KmrError if a table cannot be followed any more.
+        """
+        return partial(function, **accepted(function, self._value()))
+
+
+def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the arguments that a function has parameters for."""
+    names = _parameters(function)
+    return dict(given) if names is None else {n: v for n, v in given.items() if n in names}
+
+
+def _parameters(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Return the names of the parameters; None if it takes any."""
+    try:
+        return _cached_parameters(function)
+    except TypeError:  # not hashable
+        return _cached_parameters.__wrapped__(function)
+
+
+@lru_cache(maxsize=256)
+def _cached_parameters(function: Callable[..., Any]) -> frozenset[str] | None:
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return frozenset(each.name for each in parameters)

@@ -88,6 +88,12 @@ def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
             "error",
             "delivery='at-most-once': the checkpoint goes past records when they are written, not before",
         )
+    if strategy.tables:
+        yield Finding(
+            "strategy",
+            "error",
+            "tables= are kept up to date only in a worker; run one, or join in Spark before",
+        )
     if strategy.distincts:
         yield Finding(
             "strategy",

@@ -1,0 +1,111 @@
+"""What a map looks rows up in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from ..errors import StrategyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+
+class NoRow(KeyError):
+    """A table has no row of a key; the record that needs it fails with this reason."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class LookupTable(ABC):
+    """The rows of a `Lookup`, for a map.
+
+    In a per-record map a row is the object that the value's format makes, and the newest one at each call. In
+    a per-batch map a row is a dict, and the table does not change while the map is called with one batch.
+    """
+
+    name: str
+
+    @abstractmethod
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the row of a key, or else `default`. A key of several fields is a tuple."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+
+    @abstractmethod
+    def join(
+        self,
+        batch: Any,
+        *,
+        on: str | Sequence[str],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+    ) -> Any:
+        """Return a batch with columns of the rows that its keys name; null where there is no row.
+
+        Only in a per-batch map.
+
+        Args:
+            batch: a RecordBatch or a Table of pyarrow.
+            on: the column of the batch with the key; as many as the key has fields.
+            columns: the columns of the table that are added; a mapping gives them other names. None: all but
+                those of the key.
+
+        Raises:
+            StrategyError: there is no such column, or two have one name.
+        """
+
+    @abstractmethod
+    def to_arrow(self) -> pa.Table:
+        """Return all rows. Only in a per-batch map."""
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return the row of a key.
+
+        Raises:
+            NoRow: there is none. In a map, the record fails with that reason.
+        """
+        row = self.get(key, _MISSING)
+        if row is _MISSING:
+            raise NoRow(f"{self.name} has no row of the key {key!r}")
+        return row
+
+    def __contains__(self, key: Any) -> bool:
+        return self.get(key, _MISSING) is not _MISSING
+
+
+_MISSING = object()
+
+
+def chosen(
+    name: str,
+    known: Iterable[str],
+    keys: Sequence[str],
+    columns: Sequence[str] | Mapping[str, str] | None,
+    taken: Iterable[str],
+) -> dict[str, str]:
+    """Return the columns that a join adds, with their new names.
+
+    Raises:
+        StrategyError: one is not known, or its name is taken.
+    """
+    known, taken = list(known), set(taken)
+    if columns is None:
+        columns = [each for each in known if each not in keys]
+    names = dict(columns) if hasattr(columns, "keys") else {each: each for each in columns}
+    for column, new in names.items():
+        if column not in known:
+            raise StrategyError(
+                f"{name}.join: the table has no column {column}; it has {', '.join(known)}"
+            )
+        if new in taken:
+            raise StrategyError(
+                f"{name}.join: the batch has a column {new} already; rename it: "
+                f'columns={{"{column}": "{name}_{column}"}}'
+            )
+        taken.add(new)
+    return names

@@ -1,0 +1,75 @@
+"""Joins of a per-batch map with a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from kmr import Json, Lookup
+from kmr.errors import StrategyError
+from kmr.lookups.columns_table import ColumnsStore
+from tests.framework.lookups.test_store import records
+
+
+class Customer(msgspec.Struct):
+    id: int
+    name: str
+    tags: list[str] = []
+
+
+LOOKUP = Lookup("customers", key="id", value=Json(Customer))
+ORDERS = pa.RecordBatch.from_pydict(
+    {"n": [0, 1, 2, 3], "customer": pa.array([2, 7, None, 1], pa.int32())}
+)
+
+
+def joined(store: ColumnsStore, **options: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = store.table().join(ORDERS, on="customer", **options).to_pylist()
+    return rows
+
+
+@pytest.fixture
+def store() -> ColumnsStore:
+    made = ColumnsStore("customers", LOOKUP)
+    made.apply(records((b"1", Customer(1, "ada", ["x"])), (b"2", Customer(2, "bob"))))
+    made._merge()
+    made.apply(records((b"2", Customer(2, "bo", ["y", "z"])), (b"3", Customer(3, "eve"))))
+    return made
+
+
+def test_rows_of_the_base_and_newer_ones_are_joined_and_missing_ones_are_null(
+    store: ColumnsStore,
+) -> None:
+    assert joined(store) == [
+        {"n": 0, "customer": 2, "name": "bo", "tags": ["y", "z"]},
+        {"n": 1, "customer": 7, "name": None, "tags": None},
+        {"n": 2, "customer": None, "name": None, "tags": None},
+        {"n": 3, "customer": 1, "name": "ada", "tags": ["x"]},
+    ]
+    assert joined(store, columns={"name": "who"})[0] == {"n": 0, "customer": 2, "who": "bo"}
+    rows = store.table().to_arrow().sort_by("id").to_pylist()
+    assert [(row["id"], row["name"]) for row in rows] == [(1, "ada"), (2, "bo"), (3, "eve")]
+
+
+def test_a_join_that_cannot_be_says_why(store: ColumnsStore) -> None:
+    table = store.table()
+    with pytest.raises(StrategyError, match="no column who, which on= names; it has n, customer"):
+        table.join(ORDERS, on="who")
+    with pytest.raises(StrategyError, match="the table has no column age; it has id, name, tags"):
+        table.join(ORDERS, on="customer", columns=["age"])
+    with pytest.raises(StrategyError, match="a column n already; rename it: columns="):
+        table.join(ORDERS, on="customer", columns={"name": "n"})
+    with pytest.raises(StrategyError, match="the key has the fields id; on= names 2"):
+        table.join(ORDERS, on=["n", "customer"])
+    words = pa.RecordBatch.from_pydict({"customer": ["a"]})
+    with pytest.raises(StrategyError, match="column customer is string, the key id is int64"):
+        table.join(words, on="customer")
+
+
+def test_an_empty_table_joins_nulls() -> None:
+    store = ColumnsStore("customers", LOOKUP)
+    assert {row["name"] for row in joined(store)} == {None}
+    assert store.table().to_arrow().num_rows == 0

@@ -1,0 +1,55 @@
+"""Arguments of `Lookup`, and of the strategies that have one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from kmr import Json, Lookup, Strategy
+from kmr.errors import StrategyError
+from kmr.sinks import StreamWriter
+
+
+class Customer(msgspec.Struct):
+    id: int
+
+
+CUSTOMERS = Lookup("customers", key="id", value=Json(Customer))
+
+
+def strategy(function: Any, **options: Any) -> Strategy:
+    return Strategy(value=Json(Customer), map=function, reduce=StreamWriter("stdout"), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"key": "ID", "value": Json(Customer)}, "has no field ID, which key= names; it has id"),
+        ({"key": (), "value": Json(Customer)}, "key= names no field"),
+        ({"key": "id", "value": Customer}, "is not a format: pass Json"),
+        ({"key": "id", "value": Json(Customer), "max_bytes": 0}, "max_bytes must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_explained(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(StrategyError, match=reason):
+        Lookup("customers", **options)
+
+
+def test_a_table_needs_a_map_with_a_parameter_of_its_name() -> None:
+    def with_table(customer: Customer, customers: Any) -> dict[str, int]:
+        return {"id": customer.id}
+
+    def without(customer: Customer) -> dict[str, int]:
+        return {"id": customer.id}
+
+    assert (
+        strategy(with_table, tables={"customers": CUSTOMERS}).map_spec.inputs.parameters == "value"
+    )
+    with pytest.raises(StrategyError, match="no map has a parameter of that name"):
+        strategy(without, tables={"customers": CUSTOMERS})
+    with pytest.raises(StrategyError, match="must be a Lookup, not 'customers'"):
+        strategy(with_table, tables={"customers": "customers"})
+    with pytest.raises(StrategyError, match="no table clients, only customers"):
+        strategy(with_table, tables={"customers": CUSTOMERS}).with_tables({"clients": []})
