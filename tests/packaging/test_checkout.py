@@ -54,8 +54,15 @@ WITHOUT_BEHAVIOUR: Final = {
 }
 """Modules of types alone: the tests of those that use them are theirs too."""
 
-TESTED_AS_A_WHOLE: Final = ("framework/columns", "framework/doctor", "framework/simulation")
-"""Rooms whose modules do nothing by themselves: they are entered by one function, and so are they tested."""
+TESTED_AS_A_WHOLE: Final = (
+    "framework/columns",
+    "framework/doctor",
+    "framework/memory",
+    "framework/simulation",
+    "framework/values/debezium",
+    "framework/windowing",
+)
+"""Rooms that are entered by one function or class, and so are they tested: their modules do nothing alone."""
 
 
 @pytest.mark.parametrize("folder", ["framework", "broker"])

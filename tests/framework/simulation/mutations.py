@@ -59,7 +59,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "an announcement is committed with the watermark, not with its first offset": Mutation(
         "commit.py",
-        "return CommitOffset(announcement.first, announcement.metadata)\n        entry.",
+        "return announced\n        entry.",
         "return CommitOffset(watermark, announcement.metadata)\n        entry.",
         of=_ANNOUNCED,
     ),
@@ -70,7 +70,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         of=_ANNOUNCED,
     ),
     "a range that was found announced is written without a commit of our own": Mutation(
-        "commit.py", "is_found=announcement is not None", "is_found=False", of=_ANNOUNCED
+        "commit.py", "entry.is_found = True", "entry.is_found = False", of=_ANNOUNCED
     ),
     "every committed offset counts as ours": Mutation(
         "commit.py", "return committed == entry.acknowledged or (", "return True or ("
@@ -98,8 +98,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "the announcement of a lost range is not kept while it is replayed": Mutation(
         "commit.py",
-        "committed, committed, announcement, is_found",
-        "committed, committed, None, is_found",
+        "entry.announce(announcement)\n            entry.is_found = True",
+        "entry.is_found = True",
         of=_ANNOUNCED,
     ),
     "a fenced commit is not noticed by a rebalance": Mutation(
