@@ -194,14 +194,16 @@ async def test_a_drain_drops_the_parts_of_a_batch_whose_calls_have_not_begun() -
     assert bench.ledger.position == 2
 
 
-async def test_a_replayed_range_is_mapped_though_the_budget_is_used_up() -> None:
+async def test_a_replayed_range_is_mapped_though_the_budget_is_used_up(
+    clock: VirtualClock,
+) -> None:
     """Its rows are written at its end: nothing that waits for them could give bytes back before."""
     bench = Bench(replay_to=4)
     bench.budget.add(2 * bench.budget.limit)
     bench.put(batch_of("t", 0, 0, [b"x"] * 5))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(bench.stage.run)
-        await anyio.wait_all_tasks_blocked()
+        await clock.settle()
         tasks.cancel_scope.cancel()
     assert spans(await bench.sent()) == [(0, 4), None]
 
