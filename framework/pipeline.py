@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -185,6 +186,8 @@ class Pipeline:
             generations=self.committer.generations, count_left_out=self._metrics.count_left_out
         )
         await self._executor.open(self._strategy, self._connection)
+        for name, follower in self._executor.followers.items():
+            self._metrics.lookup_rows.labels(name).set_function(partial(getattr, follower, "rows"))
         await self._lanes.open(context)
         self.committer.delivery = self._lanes.delivery
         if self._error_stage is not None:

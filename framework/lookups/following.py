@@ -17,7 +17,7 @@ from .given import GivenRows
 from .objects_table import ObjectsStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     import pyarrow as pa
 
@@ -51,6 +51,7 @@ class Follower:
         self._make = ColumnsStore if as_columns else ObjectsStore
         self._table: LookupTable | None = None
         self._failure: KmrError | None = None
+        self._is_stale = False
         self._rejected = 0
 
     def table(self) -> LookupTable:
@@ -64,6 +65,11 @@ class Follower:
         assert self._table is not None  # noqa: S101  it was loaded before the first batch
         return self._table
 
+    @property
+    def rows(self) -> int:
+        """How many rows the table has."""
+        return 0 if self._table is None else len(self._table)
+
     async def run(self, loaded: asyncio.Future[None]) -> None:
         """Load, then follow, until cancelled. After an error of the brokers everything is read again."""
         while True:
@@ -73,12 +79,14 @@ class Follower:
                 if not loaded.done():
                     loaded.set_exception(error)
                     return
-                _log.warning(
-                    "a look-up table is not up to date, reading its topic again",
-                    table=self._name,
-                    topic=self._lookup.topic,
-                    reason=str(error),
-                )
+                if not self._is_stale:
+                    self._is_stale = True
+                    _log.warning(
+                        "a look-up table is not kept up to date; trying again",
+                        table=self._name,
+                        topic=self._lookup.topic,
+                        reason=str(error),
+                    )
                 await anyio.sleep(_AGAIN)
             except KmrError as error:
                 self._fail(error, loaded)
@@ -101,7 +109,7 @@ class Follower:
         def publish() -> None:
             nonlocal is_live
             is_live = True
-            self._table = store.table()
+            self._table, self._is_stale = store.table(), False
             if not loaded.done():
                 loaded.set_result(None)
             _log.info(
@@ -140,11 +148,26 @@ class Follower:
         self._rejected = store.rejected
 
 
+class Tables:
+    """The tables of a strategy in this process. Called, it returns them for one batch.
+
+    Attributes:
+        followers: of those that follow a topic, by name.
+    """
+
+    def __init__(self, followers: Mapping[str, Follower], given: Mapping[str, LookupTable]) -> None:
+        self.followers = followers
+        self._given = given
+
+    def __call__(self) -> dict[str, LookupTable]:
+        return {**self._given, **{name: each.table() for name, each in self.followers.items()}}
+
+
 @asynccontextmanager
 async def following(
     lookups: Mapping[str, Lookup | GivenRows], config: ConnectionConfig | None, *, as_columns: bool
-) -> AsyncIterator[Callable[[], dict[str, LookupTable]]]:
-    """Load tables, and follow them in the block. Yields what returns the tables for one batch.
+) -> AsyncIterator[Tables]:
+    """Load tables, and follow them in the block.
 
     Raises:
         ConsumerError: no broker answers, or there is no such topic.
@@ -174,7 +197,7 @@ async def following(
     ]
     try:
         await asyncio.gather(*waits)
-        yield lambda: given | {name: each.table() for name, each in followers.items()}
+        yield Tables(followers, given)
     finally:
         for task in tasks:
             task.cancel()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..kafka.connection import ConnectionConfig
+    from ..lookups.following import Follower
     from ..lookups.given import GivenRows
     from ..lookups.lookup import Lookup
     from ..record import Batch
@@ -122,6 +123,11 @@ class Executor:
             )
         self._tables = OpenTables(partial(following, tables, config, as_columns=as_columns.pop()))
         await self._tables.open()
+
+    @property
+    def followers(self) -> Mapping[str, Follower]:
+        """The tables that follow a topic, by name."""
+        return {} if self._tables is None else self._tables.followers
 
     def _bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         for each in (self._tables, self._resources):

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
+    from ..lookups.following import Follower
+
 
 class OpenResources:
     """The resources of a strategy in this process, on its event loop.
@@ -68,6 +70,11 @@ class OpenTables(OpenResources):
     """The look-up tables of a strategy: loaded, and followed until they are closed."""
 
     what = "tables="
+
+    @property
+    def followers(self) -> Mapping[str, Follower]:
+        """Those of the tables that follow a topic."""
+        return self._value.followers  # type: ignore[no-any-return]
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the map with its parameters that are named as tables filled in.

@@ -98,6 +98,7 @@ class Metrics:
             "topic",
             "partition",
         )
+        self.lookup_rows = gauge("lookup_rows", "Rows of a look-up table.", "table")
         self.late = counter(
             "late_rows",
             "Rows whose windows had closed: dropped, or sent to the error sink.",

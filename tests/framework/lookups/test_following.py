@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -9,15 +10,20 @@ import msgspec
 import pytest
 
 from kmr import Json, Lookup, Strategy
+from kmr.broker import Broker, BrokerSettings
+from kmr.broker.client import BatchProducer
 from kmr.errors import StrategyError
+from kmr.kafka.connection import connection_config
+from kmr.lookups.following import following
 from kmr.settings import Settings
 from kmr.testing import Journal, MemoryWriter
 from kmr.worker import Worker
 from tests.framework.guarantees.working import working
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kmr import LookupTable
-    from kmr.broker import Broker
     from tests.framework.conftest import CreateTopic, Produce
 
 
@@ -79,6 +85,30 @@ async def test_a_table_is_whole_before_the_first_record_and_follows_its_topic(
             while names(journal)[-2:] != ["new 99", None]:
                 await produce("t", [b'{"customer": 99}', b'{"customer": 30}'])
                 await anyio.sleep(0.1)
+
+
+async def test_a_table_outlives_a_restart_of_the_broker(tmp_path: Path) -> None:
+    settings = BrokerSettings(data_dir=tmp_path / "data", port=0)
+    async with AsyncExitStack() as stack:
+        async with Broker(settings) as first:
+            port = int(first.bootstrap_servers.rpartition(":")[2])
+            async with BatchProducer(first.bootstrap_servers, "customers") as producer:
+                await producer.send(customers(0, 3, "old"))
+            config = connection_config(settings_of(first))
+            lookup = Lookup("customers", key="id", value=Json(Customer))
+            tables = await stack.enter_async_context(
+                following({"customers": lookup}, config, as_columns=False)
+            )
+            assert tables.followers["customers"].rows == 3
+        assert tables()["customers"].get(2).name == "old 2"
+        async with Broker(BrokerSettings(data_dir=tmp_path / "data", port=port)) as again:
+            async with BatchProducer(again.bootstrap_servers, "customers") as producer:
+                await producer.send(customers(2, 4, "new"))
+            with anyio.fail_after(30):
+                while tables.followers["customers"].rows < 4:  # noqa: ASYNC110  filled by the client
+                    await anyio.sleep(0.05)
+            assert tables()["customers"].get(2).name == "new 2"
+            await stack.aclose()
 
 
 @pytest.mark.usefixtures("_topics")

@@ -35,6 +35,7 @@ NAMES = {
     "kmr_held_records",
     "kmr_held_seconds",
     "kmr_late_rows",
+    "kmr_lookup_rows",
     "kmr_memory_bytes",
     "kmr_distinct_rows",
     "kmr_intake_linger_seconds",
@@ -123,7 +124,8 @@ def test_a_worker_that_has_only_begun_has_all_series_but_those_of_partitions_and
     of_partitions = {"kmr_consumer_lag_records", "kmr_consumer_lag_seconds"}
     of_flushes_by_reason = {"kmr_reduce_flushes", "kmr_reduce_flush_retrying_seconds"}
     of_windows = {"kmr_held_records", "kmr_held_seconds", "kmr_late_rows"}
-    assert empty == of_partitions | of_flushes_by_reason | of_windows
+    of_tables = {"kmr_lookup_rows"}
+    assert empty == of_partitions | of_flushes_by_reason | of_windows | of_tables
 
 
 def test_the_lag_in_seconds_is_the_age_of_the_oldest_batch_that_is_not_settled() -> None:
