@@ -303,18 +303,18 @@ class Checks:
         worker = member.worker
         if worker is None:
             return
-        ours = {f" {partition}" for partition in worker.pipeline.partitions}
+        ours = worker.pipeline.partitions
+        lost = {str(partition) for partition in self.expected.exists if partition not in ours}
         for stage in worker.pipeline.stages():
-            _, space, partition = stage.name.rpartition(" ")
-            if space and f" {partition}" not in ours:
+            if stage.name.rpartition(" ")[2] in lost:
                 self._world.problem(
                     "a stage of a lost partition goes on", f"{member.name}: {stage.name}"
                 )
 
     def memory(self, member: Member) -> None:
-        """Check the bytes in flight of a member."""
+        """Check the bytes in flight of a member; the requests of one that was killed may still arrive."""
         worker = member.worker
-        if worker is None:
+        if worker is None or member.dead:
             return
         budget = worker.pipeline.intake.budget
         most = budget.limit + (1 + len(self.expected.exists)) * self.expected.batch_bytes
