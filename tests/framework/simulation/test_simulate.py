@@ -251,15 +251,16 @@ def test_a_schedule_that_once_broke_a_rule_does_not_any_more(found: str) -> None
         assert Simulator(STRATEGIES[name](), records_of(name)).run(schedule).problems == ()
 
 
-@pytest.mark.parametrize("name", ["clickhouse", "at least once", "transactions"])
 @pytest.mark.parametrize(("name", "seed"), [("at most once", 99), ("branches at least once", 5577)])
 def test_no_rule_is_broken_by_requests_of_a_killed_member_or_by_names_of_branches(
     name: str, seed: int
 ) -> None:
     simulator = Simulator(STRATEGIES[name](), records_of(name))
-    assert simulator.run(simulator.generate(seed)).problems == ()
+    with garbage_is_silent():
+        assert simulator.run(simulator.generate(seed)).problems == ()
 
 
+@pytest.mark.parametrize("name", ["clickhouse", "at least once", "transactions"])
 def test_records_that_retention_removed_before_they_were_read_are_the_only_ones_that_are_missing(
     name: str,
 ) -> None:
