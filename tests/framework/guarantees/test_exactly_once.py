@@ -405,7 +405,9 @@ async def test_at_most_once_commits_before_it_writes(broker: Broker, produce: Pr
     strategy = Strategy(locate, [MemoryWriter(journal, max_rows=4)], delivery="at-most-once")
     async with working(strategy, settings_of(broker)):
         await journal.until(lambda journal: journal.attempts == 1)
-        assert (await committed(broker)).offset == 4  # its metadata names a generation
+        found = await committed(broker)
+        assert found.offset == 4
+        assert found.metadata.startswith('{"kmr":2,"generation":')
         assert journal.count == 0
         assert journal.hold is not None
         journal.hold.set()
