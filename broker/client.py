@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 import numpy as np
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, UnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -274,9 +274,12 @@ class BatchProducer:
 
     def _check(self) -> None:
         if self._failure is not None:
+            # The client does not know the code of records that a compacted topic refuses.
+            unknown = isinstance(self._failure, UnknownError)
+            hint = ". A compacted topic takes only records with a key" if unknown else ""
             raise ProduceError(
                 f"topic {self.topic}: records were not accepted ({self._failure});"
-                f" {self.acknowledged} before them were"
+                f" {self.acknowledged} before them were{hint}"
             ) from self._failure
 
     async def _send_open_batches(self) -> None:

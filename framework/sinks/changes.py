@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _pc: Any = pc
 _AT: Final = "kmr at"  # no column of a key has this name
-_OPS: Final = pa.array(["c", "u", "r", "d", "t"])
+_OPS: Final = ("c", "u", "r", "d", "t")
 
 
 class Applied(NamedTuple):
@@ -175,7 +175,7 @@ class Changes:
         op: Any = whole(table.column("op"))
         refused = {
             row: f"column op: {op[row].as_py()!r} is no operation (c, u, d, r, t)"
-            for row in np.flatnonzero(~_numpy(_pc.is_in(op, _OPS))).tolist()
+            for row in np.flatnonzero(~_numpy(_pc.is_in(op, pa.array(_OPS)))).tolist()
         }
         keys = [whole(table.column(name)) for name in self.key]
         of_row = ~_numpy(_pc.equal(op, "t"))

@@ -38,7 +38,7 @@ Truncates = Literal["fail", "apply", "drop"]
 
 _pc: Any = pc
 _TIME: Final = pa.timestamp("ms", tz="UTC")
-_UPSERTS: Final = pa.array(["c", "u", "r"])
+_UPSERTS: Final = ("c", "u", "r")
 _NO_ENVELOPE: Final = (
     "field op: null, or missing: it is no change event of Debezium; rows that its SMT has flattened need "
     "Debezium(..., flattened=True)"
@@ -189,7 +189,7 @@ class Debezium(ValueFormat):
         failed = np.zeros(len(found.rows), np.bool_)
         failed[list(failures)] = True
         op, skipped = self._ops(found, failed, failures)
-        upserts = _is_in(op, _UPSERTS)
+        upserts = _is_in(op, pa.array(_UPSERTS))
         deletes = _is_in(op, pa.array(["d"]))
         for row in np.flatnonzero(upserts & ~found.has_after & ~failed).tolist():
             failures.setdefault(

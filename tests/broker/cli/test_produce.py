@@ -24,6 +24,13 @@ def test_a_record_that_is_too_large_fails_in_one_line(kmr: Kmr) -> None:
     assert result.err.startswith(b"kmr broker: topic small: records were not accepted (")
 
 
+def test_a_compacted_topic_that_refuses_records_without_a_key_is_explained(kmr: Kmr) -> None:
+    kmr("topic", "create", "table", "--config", "cleanup.policy=compact")
+    result = kmr("produce", "table", stdin=b"x\n")
+    assert result.code == 1
+    assert b"A compacted topic takes only records with a key" in result.err
+
+
 @given(st.lists(st.binary(min_size=1, max_size=20), max_size=10))
 async def test_lines_do_not_depend_on_how_they_arrive(chunks: list[bytes]) -> None:
     reader, writer = os.pipe()
