@@ -130,6 +130,7 @@ def _lines(outline: Outline) -> list[str]:
         f"{outline.strategy} is valid.",
         "",
         *(line for topic, mapped in maps.items() for line in _map_lines(topic, mapped)),
+        *(f"table       {each}" for each in outline.tables),
         *(f"distinct    {each}" for each in outline.distinct),
         *(line for reducer in outline.reduce for line in _stage(reducer)),
         *(_branch(branch) for branch in outline.branches),
@@ -265,6 +266,7 @@ class Outline(msgspec.Struct, frozen=True):
         err_limit: the accepted number of failed records, in words; None: any number.
         pickled_bytes: size of the strategy for another process; None if only Spark can send it.
         branches: those of the last stage; empty without branches.
+        tables: in what the map looks things up.
         distinct: which duplicates are dropped before the first stage.
         window: its length, and whether its rows are final, in words; None without one.
     """
@@ -280,6 +282,7 @@ class Outline(msgspec.Struct, frozen=True):
     pickled_bytes: int | None
     transactions: bool = False
     branches: tuple[BranchOutline, ...] = ()
+    tables: tuple[str, ...] = ()
     distinct: tuple[str, ...] = ()
     window: str | None = None
 
@@ -302,6 +305,7 @@ def outline_of(path: str, strategy: Strategy) -> Outline:
         err_limit=None if limit is None else f"{limit}, then {limit.on_limit}",
         pickled_bytes=_pickled_bytes(strategy),
         transactions=strategy.is_transactional,
+        tables=tuple(f"{name}: {each}" for name, each in (strategy.tables or {}).items()),
         distinct=tuple(
             f"{f'{branch}: ' if branch else ''}{each}, of each partition"
             for branch, each in strategy.distincts.items()

@@ -92,7 +92,7 @@ class Follower:
                 self._fail(error, loaded)
                 return
             except Exception as error:  # noqa: BLE001  raised where the table is used
-                reason = f"tables={{{self._name!r}: {self._lookup}}}: {reason_of(error)}"
+                reason = f"table {self._name} ({self._lookup}): {reason_of(error)}"
                 self._fail(StrategyError(reason), loaded)
                 return
 

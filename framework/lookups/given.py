@@ -29,6 +29,9 @@ class GivenRows:
         self.lookup = lookup
         self.rows = list(rows)
 
+    def __str__(self) -> str:
+        return f"{len(self.rows):,} given rows, by {' and '.join(self.lookup.keys)}"
+
     def table(self, name: str, *, as_columns: bool) -> LookupTable:
         """Return the rows as a map gets them."""
         keys = self.lookup.keys

@@ -97,4 +97,4 @@ class Lookup(metaclass=Checked):
         return pa.schema([field for field in self.value.schema if field.name not in control])
 
     def __str__(self) -> str:
-        return f"Lookup({self.topic!r})"
+        return f"topic {self.topic}, by {' and '.join(self.keys)}"

@@ -72,7 +72,7 @@ class Store(ABC):
                 self._put(*made)
         if self.nbytes > self.lookup.max_bytes:
             raise StrategyError(
-                f"tables={{{self.name!r}: {self.lookup}}}: {len(self):,} rows need {self.nbytes:,} bytes, "
+                f"table {self.name} ({self.lookup}): {len(self):,} rows need {self.nbytes:,} bytes, "
                 f"more than max_bytes={self.lookup.max_bytes:,}; raise it, or keep less in the topic"
             )
 

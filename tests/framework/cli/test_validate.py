@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import pytest
+
 
 def test_a_valid_strategy_is_printed_stage_by_stage(kmr: Callable[..., Any], folder: Path) -> None:
     output = kmr("validate", "flow")
@@ -55,6 +57,21 @@ def test_validate_prints_the_formats_and_the_columns_of_a_strategy_without_a_map
         "            value: Json(Hit), key: Text",
         "            columns: path: string, status: int64, key: string",
     ]
+
+
+def test_validate_names_the_tables_of_a_map(
+    kmr: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "joining.py").write_text(
+        "import msgspec\nfrom kmr import Json, Lookup, Strategy\nfrom kmr.sinks import StreamWriter\n"
+        "class Row(msgspec.Struct):\n    id: int\n"
+        "def f(row: Row, people) -> Row: return row\n"
+        "strategy = Strategy(value=Json(Row), map=f, reduce=StreamWriter('stdout'),\n"
+        "    tables={'people': Lookup('persons', key='id', value=Json(Row))})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    output = kmr("validate", "joining")
+    assert "table       people: topic persons, by id" in output.out.splitlines()
 
 
 def test_validate_prints_json_for_programs(kmr: Callable[..., Any], folder: Path) -> None:
