@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ from .fetching import BatchFetcher
 from .start_positions import NO_POSITION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
     from ..record import Batch
     from ..settings import IsolationLevel
@@ -59,16 +60,8 @@ async def read_topic(
         ConsumerError: there is no such topic, or the broker refuses.
         CorruptRecords: a record batch is damaged.
     """
-    consumer = aiokafka.AIOKafkaConsumer(
-        **config.client_options(),
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-        isolation_level=window.isolation_level,
-        max_partition_fetch_bytes=_PARTITION_BYTES,
-    )
-    await connect(consumer, config)
-    try:
-        await require_topics(consumer._client, config, (topic,))
+    options = {"max_partition_fetch_bytes": _PARTITION_BYTES}
+    async with _reader(config, topic, window.isolation_level, options) as (consumer, fetcher):
         starts, ends = await _bounds(consumer, config, topic, window)
         behind = {at: end for at, end in ends.items() if starts[at] < end}
         caught_up = window.caught_up
@@ -77,9 +70,6 @@ async def read_topic(
         left = {partition for partition, end in ends.items() if starts[partition] < end}
         if not left:
             return
-        await consumer._fetcher.close()
-        decoder = BatchDecoder(read_committed=window.isolation_level == "read_committed")
-        consumer._fetcher = fetcher = BatchFetcher(consumer._fetcher, decoder, "earliest")
         consumer.assign([aiokafka.TopicPartition(*partition) for partition in left])
         for partition in left:
             consumer.seek(aiokafka.TopicPartition(*partition), starts[partition])
@@ -100,8 +90,33 @@ async def read_topic(
                     behind.pop(partition, None)
             if not batches:  # else others have come while the caller had these
                 await fetcher.wait()
+
+
+@asynccontextmanager
+async def _reader(
+    config: ConnectionConfig,
+    topic: str,
+    isolation_level: IsolationLevel,
+    options: Mapping[str, object],
+) -> AsyncIterator[tuple[aiokafka.AIOKafkaConsumer, BatchFetcher]]:
+    """Connect a consumer without a group, whose fetcher hands over whole batches when it is resumed."""
+    consumer = aiokafka.AIOKafkaConsumer(
+        **config.client_options(),
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        isolation_level=isolation_level,
+        **options,
+    )
+    await connect(consumer, config)
+    try:
+        await require_topics(consumer._client, config, (topic,))
+        await consumer._fetcher.close()
+        decoder = BatchDecoder(read_committed=isolation_level == "read_committed")
+        consumer._fetcher = fetcher = BatchFetcher(consumer._fetcher, decoder, "earliest")
+        yield consumer, fetcher
     finally:
-        await consumer.stop()
+        with shield(_STOP_TIMEOUT):
+            await consumer.stop()
 
 
 async def _bounds(
@@ -133,24 +148,13 @@ async def read_range(
 
     See `Consumer.read_range`.
     """
-    consumer = aiokafka.AIOKafkaConsumer(
-        **config.client_options(),
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-        isolation_level=config.isolation_level,
-        client_rack=config.client_rack,
-        max_partition_fetch_bytes=config.max_partition_fetch_bytes,
-        fetch_max_bytes=config.fetch_max_bytes,
-    )
-    await connect(consumer, config)
-    try:
-        at, decoder = (
-            aiokafka.TopicPartition(*partition),
-            BatchDecoder(read_committed=config.isolation_level == "read_committed"),
-        )
-        await require_topics(consumer._client, config, (partition.topic,))
-        await consumer._fetcher.close()
-        consumer._fetcher = fetcher = BatchFetcher(consumer._fetcher, decoder, "earliest")
+    options = {
+        "client_rack": config.client_rack,
+        "max_partition_fetch_bytes": config.max_partition_fetch_bytes,
+        "fetch_max_bytes": config.fetch_max_bytes,
+    }
+    at, isolation = aiokafka.TopicPartition(*partition), config.isolation_level
+    async with _reader(config, partition.topic, isolation, options) as (consumer, fetcher):
         consumer.assign([at])
         with explain_refusal(f"the offsets of {partition}", config):
             ends = await log_offsets(consumer, "end", [partition])
@@ -175,6 +179,3 @@ async def read_range(
                     yield batch if batch.last < end else batch.slice(batch.first, end - 1)
             if position < end and not batches:
                 await fetcher.wait()
-    finally:
-        with shield(_STOP_TIMEOUT):
-            await consumer.stop()
