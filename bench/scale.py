@@ -156,7 +156,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def report(found: list[Measured]) -> None:
-    """Print what was measured, and the flushes that the model expects."""
+    """Print the measured figures beside the flushes that the model expects."""
     table = Table(title=f"max_age {MAX_AGE:g} s", title_justify="left", header_style="dim")
     for heading in (
         *("partitions", "workers", "assigned s", "flushes/s", "model", "commits/s"),

@@ -329,7 +329,9 @@ class _Round:
                 continue
             if not share.is_dropped:
                 share.is_busy = False
-                if at < 0:  # the values of one of them take long to decode: each by itself
+                if (
+                    at < 0
+                ):  # one has values that take long to decode; nobody knows which, so all leave
                     shared.leave(share)
                 shared.free(share)
         if at < 0:
@@ -353,7 +355,7 @@ class _Round:
         self._timer = asyncio.get_running_loop().call_later(LONGEST, self._expire)
 
     async def _finish(self, end: int) -> None:
-        """Deliver what was mapped before the batch that took long."""
+        """Deliver the rows of the batches before the slow one."""
         with self._failing():
             await run_in_thread(self._together.finish, end, abandon_on_cancel=True)
             self._note(0, end)

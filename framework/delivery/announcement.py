@@ -108,7 +108,7 @@ class WindowAnnouncement(Announcement, frozen=True, omit_defaults=True, tag_fiel
 
     @property
     def before(self) -> Closed:
-        """What was closed before these rows; failed records up to `last` are settled."""
+        """Return which windows were closed before these rows; failed records up to `last` are settled."""
         return Closed(self.last, self.closed_from, self.definition)
 
 
@@ -180,7 +180,7 @@ def generation_of(partition: TopicPartition, committed: CommitOffset | None) -> 
 
 
 def look_back_of(partition: TopicPartition, committed: CommitOffset | None) -> LookBack | None:
-    """Read what is remembered before a committed offset; None if nothing is.
+    """Read from where on a worker reads again to remember; None if the strategy remembers nothing.
 
     Raises:
         ConsumerError: a newer version of kmr wrote the metadata.

@@ -254,7 +254,7 @@ class _Audit:
             rows[np.isin(expected, found.offsets)] = found.rows[np.isin(found.offsets, expected)]
             missing.append(expected[rows < times])
             present.append(found.offsets)
-            # Of a record that is not in the topic any more, nobody knows how many rows it makes.
+            # A record that retention removed cannot be mapped: any number of its rows is right.
             wanted = np.isin(found.offsets, records, invert=True).astype(np.int64)
             wanted[np.isin(found.offsets, expected)] = times[np.isin(expected, found.offsets)]
             doubled.append(found.offsets[found.rows > wanted])

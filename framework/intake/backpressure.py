@@ -142,7 +142,7 @@ class Budget:
         self._look(before)
 
     def learn_peak(self, topic: str, growth: float) -> None:
-        """Note the largest growth of some batches that `learn` was told of together."""
+        """Note the largest growth among batches whose bytes `learn` got as one sum."""
         self._peaks[topic] = max(growth, self._peaks.get(topic, 0.0))
 
     def _look(self, before: bool) -> None:

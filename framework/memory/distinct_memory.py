@@ -207,7 +207,7 @@ class PartitionMemory:
         return "duplicate: " + "; ".join(str(each.distinct) for each in self._memories.values())
 
     def look_back(self, offset: int) -> LookBack | None:
-        """Return what has to be read again for a memory that is complete before an offset; None: unknown."""
+        """Return from where on records must be read again to remember all before an offset; None: unknown."""
         found = [memory.marks.look_back(offset) for memory in self._memories.values()]
         known = [each for each in found if each is not None]
         return LookBack(min(known), self._within) if len(known) == len(found) else None

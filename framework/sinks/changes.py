@@ -1,4 +1,4 @@
-"""Changes of rows by key: what is left of a flush of changes, for sinks that keep a table in step.
+"""Reduce the changes of a flush to one for each key, for sinks whose table follows the source.
 
 The last change of a key wins. An update that changes the key deletes the row of the old key. A truncated
 table makes the changes before it needless.
@@ -119,7 +119,7 @@ class Changes:
             )
 
     def apply(self, table: pa.Table, known: Collection[str] = ()) -> Applied:
-        """Return what is left of changes, in order.
+        """Return the last change of each key, in order.
 
         Args:
             known: the columns of the destination: those of a change, such as `source_time`, are left out

@@ -333,19 +333,19 @@ class WindowStage:
             waited=self._waits.seconds(now),
         )
 
-    # What wakes stages that collect rows for a flush: windows close by event time, whatever waits for them.
+    # These methods make other stages flush. Event time alone closes windows, so here they do nothing.
 
     def revoke(self, *, on: bool) -> None:
-        """Go on: what is open is read again by the partition's next owner."""
+        """Do nothing: the partition's next owner reads the records of open windows again."""
 
     def awaited(self, *, on: bool) -> None:
-        """Go on."""
+        """Do nothing."""
 
     def budget_exhausted(self) -> None:
-        """Go on: see `_require_room`."""
+        """Do nothing: `_require_room` ends the worker when the windows need too much."""
 
     def drain(self) -> None:
-        """Go on: open windows stay open."""
+        """Do nothing: open windows stay open."""
 
     @property
     def trigger(self) -> WindowStage:

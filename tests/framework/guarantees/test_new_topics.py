@@ -53,7 +53,7 @@ def fail(record: Record) -> dict[str, object]:
 
 
 class Place:
-    """A sink, and what is there."""
+    """A sink, and the rows that it has."""
 
     def __init__(self, kind: str, request: pytest.FixtureRequest, directory: Path) -> None:
         self._kind, self._directory = kind, directory

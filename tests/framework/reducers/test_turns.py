@@ -27,7 +27,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 class Lane:
-    """A lane with some rows; it takes its turn when it is told to look, and notes when."""
+    """A lane with some rows. When it is woken it asks for its turn, and notes the time."""
 
     def __init__(self, turns: Turns, rows: int, *, max_age: float = 4.0) -> None:
         self.turns = turns

@@ -1,4 +1,4 @@
-"""Random histories of a table, as Debezium's topic of it, and what is left of the table at the end."""
+"""Random histories of a table: the topic that Debezium writes, and the rows at the end."""
 
 from __future__ import annotations
 
