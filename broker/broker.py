@@ -22,7 +22,7 @@ from .coordinators.transaction_coordinator import TransactionCoordinator
 from .listeners import Listener
 from .operations.health import BrokerState, Health
 from .operations.maintenance import Maintenance
-from .operations.metrics import BrokerCollector, Metrics
+from .operations.metrics import BrokerCollector, BrokerMetrics
 from .server.dispatch import Dispatcher
 from .server.faults import Faults, read_faults
 from .server.server import Endpoint, Server, bind
@@ -68,7 +68,7 @@ class Broker:
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = BrokerMetrics()
         self.health = Health(settings.data_dir)
         self.faults = Faults()
         self._listeners: Sequence[Listener] = settings.addresses()
@@ -233,9 +233,9 @@ class Broker:
         settings = self.settings
         if settings.http_port is None:
             return
-        from .operations.endpoints import HealthServer  # starlette takes time to import
+        from .operations.endpoints import BrokerHealthServer  # starlette takes time to import
 
-        server = HealthServer(
+        server = BrokerHealthServer(
             settings.http_host, settings.http_port, self.health, self.metrics.registry
         )
         await stack.enter_async_context(server)

@@ -31,7 +31,7 @@ class _Schedule:
 
 
 @dataclass(slots=True)
-class Failure:
+class FailedWork:
     """Consecutive failed attempts at one subject; `retry_at` is in the clock's seconds."""
 
     work: str
@@ -47,7 +47,7 @@ class Failure:
         return f"{what} fails: {self.reason}"
 
 
-class Supervisor:
+class Supervision:
     """Repeats work, such as compaction, on subjects, such as partitions. Any thread may call.
 
     An exception of one subject ends only that attempt. It is logged once while the reason stays the same, and
@@ -58,7 +58,7 @@ class Supervisor:
         """`clock` returns seconds."""
         self._clock = clock
         self._schedules: dict[str, _Schedule] = {}
-        self._failures: dict[tuple[str, str], Failure] = {}
+        self._failures: dict[tuple[str, str], FailedWork] = {}
 
     async def repeat(
         self, work: str, action: Callable[[], Awaitable[None]], *, every: float
@@ -106,7 +106,7 @@ class Supervisor:
             self._failures.pop(key, None)
 
     @property
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[FailedWork]:
         """What fails now, and is tried again."""
         return list(self._failures.values())
 
@@ -124,7 +124,7 @@ class Supervisor:
     def _failed(
         self, key: tuple[str, str], event: str, subject: dict[str, object], error: Exception
     ) -> None:
-        failure = self._failures.setdefault(key, Failure(*key))
+        failure = self._failures.setdefault(key, FailedWork(*key))
         reason = str(error) or type(error).__name__
         if failure.reason != reason:
             unexpected = None if isinstance(error, _EXPECTED) else error
@@ -141,7 +141,7 @@ class Supervisor:
         failure = self._failures.get((work, ""))
         return every if failure is None else max(every, failure.retry_at - self._clock())
 
-    def _of(self, work: str) -> list[Failure]:
+    def _of(self, work: str) -> list[FailedWork]:
         return [each for each in self.failures if each.work == work and each.subject]
 
 

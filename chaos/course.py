@@ -13,7 +13,7 @@ from chaos.history import History, Recorder
 from chaos.shape import Outside
 from chaos.site import Site
 from chaos.tables import collect
-from kmr.chaos.course import Course
+from kmr.chaos.course import ScheduleRun
 from kmr.chaos.faults import Strike, plan
 from kmr.chaos.services import ServiceFailed
 
@@ -87,7 +87,7 @@ async def carry_out(
         setup["until"] = time.time_ns()
         promises = scenario.promises(site.groups, site.topic)
         try:
-            course = Course(
+            course = ScheduleRun(
                 *(site, site.load, scenario.fault, recorder, say),
                 between=scenario.between,
                 patience=scenario.patience,

@@ -22,8 +22,8 @@ from chaos.proxies import HttpLink
 from chaos.resources import watch_memory, watch_resources
 from chaos.workload import FILES, HANG
 from kmr.chaos import site as worker_site
-from kmr.chaos.services import START_TIMEOUT, ServiceFailed, Services, free_port
-from kmr.chaos.view import View
+from kmr.chaos.services import START_TIMEOUT, RunningServices, ServiceFailed, free_port
+from kmr.chaos.view import GroupsView
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -50,7 +50,7 @@ def _together(name: str, workers: int) -> tuple[str, ...]:
 
 
 @dataclass(eq=False)
-class Worker(worker_site.Worker):
+class Worker(worker_site.WorkerUnderTest):
     """A worker with ways to the broker and to ClickHouse.
 
     Attributes:
@@ -62,7 +62,7 @@ class Worker(worker_site.Worker):
     clickhouse: HttpLink | None = None
 
 
-class Site(worker_site.Site):
+class Site(worker_site.SystemUnderTest):
     """Everything that runs, from the first process to the last; an async context manager."""
 
     def __init__(self, shape: Shape, outside: Outside, directory: Path, recorder: Recorder) -> None:
@@ -74,7 +74,7 @@ class Site(worker_site.Site):
         self._outside = outside
         self._stack = AsyncExitStack()
         self._directory = directory
-        self._services = Services(directory / "logs", recorder, _ROOT)
+        self._services = RunningServices(directory / "logs", recorder, _ROOT)
         self.bootstrap_servers = outside.bootstrap_servers or f"127.0.0.1:{free_port()}"
         self.clickhouse_url = outside.clickhouse_url or f"http://127.0.0.1:{free_port()}"
         self.groups = [spec.with_suffix(outside.suffix) for spec in shape.groups]
@@ -86,7 +86,9 @@ class Site(worker_site.Site):
             rate=shape.rate,
             poison_every=shape.poison_every,
         )
-        self.view = View(self.bootstrap_servers, (spec.name for spec in self.groups), recorder)
+        self.view = GroupsView(
+            self.bootstrap_servers, (spec.name for spec in self.groups), recorder
+        )
 
     async def __aenter__(self) -> Self:
         """Raises ServiceFailed when the system does not come up."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from demo.outcome import Outcome
     from demo.results import Checked
-    from kmr.cli.check import PartitionResult
+    from kmr.cli.check import PartitionDeliveries
 
 __all__ = ["report"]
 
@@ -62,7 +62,7 @@ def _show_deliveries(console: Console, halves: Sequence[Checked]) -> None:
     console.print(table, highlight=False)
 
 
-def _partition_cells(part: PartitionResult | None) -> tuple[str, str, str]:
+def _partition_cells(part: PartitionDeliveries | None) -> tuple[str, str, str]:
     if part is None:
         return "[bold red]0[/bold red]", _NONE, _NONE
     return f"{part.deliveries:,}", _none_wanted(part.missing), _none_wanted(part.doubled)

@@ -95,7 +95,7 @@ def _unify(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return unified
 
 
-class Joined(NamedTuple):
+class JoinedTables(NamedTuple):
     """The rows of several tables in one, in order.
 
     Attributes:
@@ -106,7 +106,7 @@ class Joined(NamedTuple):
     misfits: dict[int, str]
 
 
-def join_tables(tables: Sequence[pa.Table]) -> Joined:
+def join_tables(tables: Sequence[pa.Table]) -> JoinedTables:
     """Join tables; a column that only some have is null in the others.
 
     Raises:
@@ -114,13 +114,13 @@ def join_tables(tables: Sequence[pa.Table]) -> Joined:
             floats).
     """
     with suppress(*_CONFLICTS):
-        return Joined(pa.concat_tables(tables, promote_options="permissive"), {})
+        return JoinedTables(pa.concat_tables(tables, promote_options="permissive"), {})
     fitting = list(tables)
     misfits: dict[int, str] = {}
     for name in dict.fromkeys(name for table in tables for name in table.column_names):
         _replace_misfits(fitting, name, misfits)
     try:
-        return Joined(pa.concat_tables(fitting, promote_options="permissive"), misfits)
+        return JoinedTables(pa.concat_tables(fitting, promote_options="permissive"), misfits)
     except _CONFLICTS as error:
         raise StrategyError(
             f"batches have columns of incompatible types ({error}); "

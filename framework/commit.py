@@ -24,7 +24,7 @@ from .record import Range
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from .delivery.announcement import Announcement, Closed, History
+    from .delivery.announcement import Announcement, BackfillRange, Closed
     from .delivery.ledger import Ledgers
     from .kafka.consumer import Consumer
     from .kafka.transactions import Transactions
@@ -102,7 +102,7 @@ class Committer:
         self._trusts_attempts = delivery != "at-most-once"
         self._partitions: dict[TopicPartition, _Committed] = {}
         self._generations: dict[TopicPartition, int] = {}
-        self._histories: dict[TopicPartition, History | None] = {}
+        self._histories: dict[TopicPartition, BackfillRange | None] = {}
         self._lock = anyio.Lock(fast_acquire=True)
         self._fenced = anyio.Event()
         self._held = False
@@ -322,7 +322,7 @@ class Committer:
         """The generations of the offsets of our partitions, kept up to date."""
         return self._generations
 
-    def history(self, partition: TopicPartition) -> History | None:
+    def history(self, partition: TopicPartition) -> BackfillRange | None:
         """Return which offsets the group reads of a partition; None: all."""
         return self._histories.get(partition)
 

@@ -55,11 +55,11 @@ class Shutdown:
     reason: str
 
 
-class Failed:
+class StageFailed:
     """A stage has failed, which ends the worker."""
 
 
-Event = Assign | Revoke | Shutdown | Failed
+Event = Assign | Revoke | Shutdown | StageFailed
 
 
 class EventHandler:
@@ -130,7 +130,7 @@ class EventHandler:
                     _log.info("stopping during a rebalance", reason=reason)
                     self.state = "draining"
                     self._pipeline.abandon()
-                case _, Failed():
+                case _, StageFailed():
                     self.state = "failed"
                     self._pipeline.stop_flushing()
                 case "draining", Shutdown():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .mapping.executor import Executor
     from .mapping.functions import MapSpec
     from .mapping.results import Failure, MapResult
-    from .mapping.together import Mapped
+    from .mapping.together import MappedBatch
     from .memory.remembering import Remembering
     from .parts import SharedParts
     from .record import Batch
@@ -329,7 +329,7 @@ class MapStage:
         """Note that the map of a batch goes on without those of others."""
         self._mapping_since, self._is_slow = since, is_slow
 
-    def note_mapped(self, batch: Batch, mapped: Mapped) -> None:
+    def note_mapped(self, batch: Batch, mapped: MappedBatch) -> None:
         """Note that a batch is mapped, or its first part."""
         rest = mapped.result.rest
         if rest is not None:
@@ -337,7 +337,7 @@ class MapStage:
         if rest is None or rest > batch.first:
             self._note_mapped(_until(batch, rest), mapped.made)
 
-    def send_now(self, batch: Batch, mapped: Mapped) -> bool:
+    def send_now(self, batch: Batch, mapped: MappedBatch) -> bool:
         """Send the rows of a batch on; return False if that takes more than a call."""
         result = mapped.result
         if result.failures:
@@ -359,7 +359,7 @@ class MapStage:
             return False
         return True
 
-    async def send_shared(self, batch: Batch, mapped: Mapped) -> None:
+    async def send_shared(self, batch: Batch, mapped: MappedBatch) -> None:
         """Send the rows of a batch on; wait where `send_now` would not."""
         if mapped.result.rest is None or mapped.result.rest > batch.first:
             await self._send(_until(batch, mapped.result.rest), mapped.result)

@@ -19,7 +19,7 @@ from .mapping.executor import LONGEST
 from .mapping.stop import Stop
 from .observe.tracing import OFF
 from .service import watchdog
-from .service.changes import Changes
+from .service.changes import Wakeup
 from .service.threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .intake.backpressure import MapInboxes
     from .map import MapStage
     from .mapping.executor import Executor
-    from .mapping.together import Mapped, Together
+    from .mapping.together import MappedBatch, Together
     from .parts import SharedParts
     from .record import Batch, TopicPartition
 
@@ -64,7 +64,7 @@ class Share:
         self.is_dropped = False
         self.alone = 0
         self.scope: anyio.CancelScope | None = None
-        self._freed = Changes()
+        self._freed = Wakeup()
 
     @property
     def may_take(self) -> bool:
@@ -108,7 +108,7 @@ class SharedMap:
         self.shares: dict[TopicPartition, Share] = {}
         self._ready: dict[Share, None] = {}  # with batches that wait, the oldest first
         self._running: set[_Round] = set()
-        self._changed = Changes()
+        self._changed = Wakeup()
         self._at_gate = anyio.CancelScope()
         self._closing = False
 
@@ -386,7 +386,7 @@ class _Round:
 
     def _outcomes(
         self, begin: int, end: int
-    ) -> Sequence[tuple[tuple[Share, Batch], Mapped | Exception]]:
+    ) -> Sequence[tuple[tuple[Share, Batch], MappedBatch | Exception]]:
         pairs = zip(self._items[begin:end], self._together.outcomes[begin:end], strict=True)
         return [(item, outcome) for item, outcome in pairs if outcome is not None]
 
@@ -396,7 +396,7 @@ class _Round:
         left: dict[Share, int] = {}
         for share, _ in self._items[begin:end]:
             left[share] = left.get(share, 0) + 1
-        blocked: dict[Share, list[tuple[Batch, Mapped]]] = {}
+        blocked: dict[Share, list[tuple[Batch, MappedBatch]]] = {}
         for (share, batch), outcome in self._outcomes(begin, end):
             if share.is_dropped:
                 continue
@@ -412,7 +412,7 @@ class _Round:
         if errors:
             raise errors[0]
 
-    async def _send(self, share: Share, items: list[tuple[Batch, Mapped]]) -> None:
+    async def _send(self, share: Share, items: list[tuple[Batch, MappedBatch]]) -> None:
         """Send rows to a stage that is full, or failed records; it ends with the partition."""
         with self._failing(), anyio.CancelScope() as share.scope, no_escape():
             for batch, mapped in items:

@@ -14,7 +14,7 @@ import structlog
 
 from .config.layers import by_dotted_name
 from .kafka.connection import connection_config
-from .kafka.reading import Window, read_topic
+from .kafka.reading import RecordSelection, read_topic
 from .mapping.executor import Executor
 from .mapping.inputs import Inputs
 from .record import RECORD_OFFSET, SCHEMA, Batch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 
-class Mapped(NamedTuple):
+class MappedRecords(NamedTuple):
     """Records, the result of their map, and the seconds that the map took."""
 
     batch: Batch
@@ -41,8 +41,8 @@ class Mapped(NamedTuple):
 
 
 async def peek(
-    config: ConnectionConfig, strategy: Strategy, topic: str, window: Window
-) -> AsyncIterator[Mapped]:
+    config: ConnectionConfig, strategy: Strategy, topic: str, window: RecordSelection
+) -> AsyncIterator[MappedRecords]:
     """Map the records of a topic as a worker would; reducers are not called.
 
     Raises:
@@ -56,12 +56,14 @@ async def peek(
         async for batch in _batches(config, topic, window):
             begun = time.perf_counter()
             result = await executor.map(part.map, part.map_spec, batch)
-            yield Mapped(batch, result, time.perf_counter() - begun)
+            yield MappedRecords(batch, result, time.perf_counter() - begun)
     finally:
         await executor.close()
 
 
-async def _batches(config: ConnectionConfig, topic: str, window: Window) -> AsyncIterator[Batch]:
+async def _batches(
+    config: ConnectionConfig, topic: str, window: RecordSelection
+) -> AsyncIterator[Batch]:
     if window.follow or window.last is None:
         async for batch in read_topic(config, topic, window):
             yield batch
@@ -117,7 +119,7 @@ def read(
         ConsumerError: no broker answers, or there is no such topic.
     """
     config = connection_config(CLUSTER.load(None, os.environ, by_dotted_name(settings)))
-    window = Window(last, since)
+    window = RecordSelection(last, since)
 
     async def collect() -> list[Batch]:
         return [batch async for batch in _batches(config, topic, window)]

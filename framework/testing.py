@@ -27,7 +27,7 @@ from .record import SCHEMA, Batch, Record, TopicPartition
 from .reducers.collect import one_table
 from .reducers.sink import NEW, RowsRefused, Sink, Write
 from .reducers.wrapping import Wrapping
-from .service.changes import Changes
+from .service.changes import Wakeup
 from .simulation.simulate import columns_of, simulate
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from kmr.broker import Broker
 
-    from .kafka.consumer import Listener
+    from .kafka.consumer import RebalanceListener
     from .record import Rows
     from .reducers.reducer import Limits, Reducer
     from .strategy import Strategy
@@ -131,12 +131,12 @@ class MemoryConsumer:
         self.fenced = False
         self.generation = -1
         self.member_id = "memory"
-        self._listener: Listener | None = None
+        self._listener: RebalanceListener | None = None
         self._committed: dict[TopicPartition, CommitOffset] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
         self._rebalancing = False
-        self._changed = Changes()
+        self._changed = Wakeup()
         self.started = anyio.Event()
 
     def put(self, batch: Batch) -> None:
@@ -180,7 +180,7 @@ class MemoryConsumer:
     async def reach(self) -> None: ...
 
     async def start(
-        self, listener: Listener, admitted: Callable[[], Awaitable[None]] | None = None
+        self, listener: RebalanceListener, admitted: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         if admitted is not None:
             await admitted()
@@ -288,7 +288,7 @@ class Journal:
     attempts: int = 0
     outcomes: deque[Exception | None] = field(default_factory=deque)
     hold: anyio.Event | None = None
-    _changed: Changes = field(default_factory=Changes)
+    _changed: Wakeup = field(default_factory=Wakeup)
 
     async def until(self, condition: Callable[[Journal], bool]) -> None:
         """Wait until the condition holds; every attempt checks it."""
@@ -448,7 +448,7 @@ async def _run_strategy(
     def watched(name: str, chain: Sequence[Reducer]) -> list[Reducer]:
         kept = list(chain if include_last else chain[:-1])
         first, *others = [*kept, MemoryWriter(written[name])]
-        return [_Watched(first, mapped), *others]
+        return [_NotedRows(first, mapped), *others]
 
     trial = strategy.with_chains(
         watched, reduce_err=MemoryWriter(failed), err_limit=None, delivery=None
@@ -495,7 +495,7 @@ async def _run_strategy(
     return StrategyRun(tables, failures, filtered)
 
 
-class _Watched(Wrapping):
+class _NotedRows(Wrapping):
     """Notes which records the rows of a reducer come from."""
 
     def __init__(self, inner: Reducer, mapped: Mapping[TopicPartition, set[int]]) -> None:

@@ -16,7 +16,7 @@ import structlog
 
 from ._extras import installed_version
 from .errors import BrokerUnavailable, DeadlineExceeded, Escaped, KmrError, no_escape, reason_of
-from .events import EventHandler, Failed, Shutdown
+from .events import EventHandler, Shutdown, StageFailed
 from .kafka.connection import consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
 from .kafka.subscription import Subscription
@@ -358,7 +358,7 @@ class Worker:
         """Commit the watermarks, so that fewer records are delivered again."""
         half = (self.deadline.end_at - anyio.current_time()) / 2
         with anyio.move_on_after(half):
-            await self._events.handle(Failed())
+            await self._events.handle(StageFailed())
             await self._committer.commit()
 
     async def _attempt(self, what: str, step: Callable[[], Awaitable[object]]) -> None:

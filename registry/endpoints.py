@@ -19,12 +19,12 @@ from .error_codes import (
     NOT_PERMITTED,
     TOO_BUSY,
     TOO_LARGE,
-    RegistryError,
+    RequestRefused,
     schema_not_found,
     subject_not_found,
 )
 from .records import LARGEST, ConfigValue, Mode
-from .registry import LATEST, Registry, SchemaRequest
+from .registry import LATEST, RegistryStore, SchemaRequest
 from .schemas.compatibility import Level
 from .schemas.schema_types import SCHEMA_TYPES
 
@@ -86,18 +86,18 @@ class Bodies:
         self.used = 0
 
     def add(self, size: int) -> None:
-        """Count more bytes. Raises RegistryError if there are too many."""
+        """Count more bytes. Raises RequestRefused if there are too many."""
         self.used += size
         if self.used > MOST_BODIES_BYTES:
-            raise RegistryError(
+            raise RequestRefused(
                 TOO_BUSY, "the registry is handling too many large requests; try again"
             )
 
 
-class Call:
+class EndpointCall:
     """One request."""
 
-    def __init__(self, request: Request, registry: Registry, bodies: Bodies) -> None:
+    def __init__(self, request: Request, registry: RegistryStore, bodies: Bodies) -> None:
         self.registry = registry
         self._request = request
         self._bodies = bodies
@@ -109,21 +109,23 @@ class Call:
 
     @property
     def subject(self) -> str:
-        """The subject in the path. Raises RegistryError if it is not a valid name."""
+        """The subject in the path. Raises RequestRefused if it is not a valid name."""
         subject = unquote(self._request.path_params["subject"])
         if not subject or any(ord(each) < 0x20 for each in subject):
-            raise RegistryError(INVALID_SUBJECT, f"The specified subject {subject!r} is not valid.")
+            raise RequestRefused(
+                INVALID_SUBJECT, f"The specified subject {subject!r} is not valid."
+            )
         return subject
 
     @property
     def version(self) -> int:
-        """The version in the path. Raises RegistryError if it is neither a number nor `latest`."""
+        """The version in the path. Raises RequestRefused if it is neither a number nor `latest`."""
         text = self._request.path_params["version"]
         if text in ("latest", str(LATEST)):
             return LATEST
         version = _number(text)
         if version is None or version < 1:
-            raise RegistryError(
+            raise RequestRefused(
                 INVALID_VERSION,
                 f"The specified version '{text}' is not a valid version id. Allowed values are between"
                 ' [1, 2^31-1] and the string "latest"',
@@ -132,10 +134,10 @@ class Call:
 
     @property
     def id(self) -> int:
-        """The id in the path. Raises RegistryError if it is no number."""
+        """The id in the path. Raises RequestRefused if it is no number."""
         found = _number(self._request.path_params["id"])
         if found is None:
-            raise RegistryError(404, "HTTP 404 Not Found")
+            raise RequestRefused(404, "HTTP 404 Not Found")
         return found
 
     def flag(self, name: str) -> bool:
@@ -152,28 +154,28 @@ class Call:
             offset = int(self.text("offset") or 0)
             limit = int(self.text("limit") or -1)
         except ValueError:
-            raise RegistryError(404, "HTTP 404 Not Found") from None
+            raise RequestRefused(404, "HTTP 404 Not Found") from None
         rest = found[max(0, offset) :]
         return rest if limit < 0 else rest[:limit]
 
     async def body(self, kind: type[Body]) -> Body:
-        """Decode the request's body. Raises RegistryError."""
+        """Decode the request's body. Raises RequestRefused."""
         content_type = self._request.headers.get("content-type", "").partition(";")[0].strip()
         if content_type.lower() not in _REQUESTS:
-            raise RegistryError(415, f"HTTP 415 Unsupported Media Type: {content_type}")
+            raise RequestRefused(415, f"HTTP 415 Unsupported Media Type: {content_type}")
         try:
             with anyio.fail_after(_BODY_SECONDS):
                 data = await self._received()
         except TimeoutError:
-            raise RegistryError(
+            raise RequestRefused(
                 408, f"the body did not arrive in {_BODY_SECONDS} seconds"
             ) from None
         try:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise RegistryError(400, f"the body is not a valid request: {error}") from error
+            raise RequestRefused(400, f"the body is not a valid request: {error}") from error
         except RecursionError:
-            raise RegistryError(400, "the body is nested too deeply") from None
+            raise RequestRefused(400, "the body is nested too deeply") from None
 
     async def _received(self) -> bytearray:
         data = bytearray()
@@ -182,11 +184,11 @@ class Call:
             self._bodies.add(len(chunk))
             data += chunk
             if len(data) > MOST_BODY_BYTES:
-                raise RegistryError(TOO_LARGE, f"the body has more than {MOST_BODY_BYTES} bytes")
+                raise RequestRefused(TOO_LARGE, f"the body has more than {MOST_BODY_BYTES} bytes")
         return data
 
     async def schema(self) -> SchemaRequest:
-        """Decode a body that holds a schema. Raises RegistryError."""
+        """Decode a body that holds a schema. Raises RequestRefused."""
         return await self.body(SchemaRequest)
 
 
@@ -198,14 +200,14 @@ def _number(text: str) -> int | None:
     return number if number <= LARGEST else None
 
 
-Endpoint: TypeAlias = "Callable[[Call], Awaitable[Answer]]"
+Endpoint: TypeAlias = "Callable[[EndpointCall], Awaitable[Answer]]"
 Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 
 
 # -- subjects --------------------------------------------------------------------------------------
 
 
-async def _subjects(call: Call) -> Answer:
+async def _subjects(call: EndpointCall) -> Answer:
     state, prefix = call.registry.state, call.text("subjectPrefix")
     deleted, only = call.flag("deleted"), call.flag("deletedOnly")
     found = []
@@ -216,7 +218,7 @@ async def _subjects(call: Call) -> Answer:
     return call.page(found)
 
 
-async def _look_up(call: Call) -> Answer:
+async def _look_up(call: EndpointCall) -> Answer:
     found = await call.registry.look_up(
         call.subject,
         await call.schema(),
@@ -226,11 +228,11 @@ async def _look_up(call: Call) -> Answer:
     return await _entity(call, found)
 
 
-async def _delete_subject(call: Call) -> Answer:
+async def _delete_subject(call: EndpointCall) -> Answer:
     return await call.registry.delete_subject(call.subject, permanent=call.flag("permanent"))
 
 
-async def _versions(call: Call) -> Answer:
+async def _versions(call: EndpointCall) -> Answer:
     deleted, only = call.flag("deleted"), call.flag("deletedOnly")
     versions = call.registry.state.versions(call.subject, deleted=deleted or only)
     if not versions:
@@ -238,28 +240,28 @@ async def _versions(call: Call) -> Answer:
     return call.page([each.version for each in versions if each.deleted or not only])
 
 
-async def _register(call: Call) -> Answer:
+async def _register(call: EndpointCall) -> Answer:
     request = await call.schema()
     normalize = call.flag("normalize")
     return {"id": await call.registry.register(call.subject, request, normalize=normalize)}
 
 
-async def _version(call: Call) -> Answer:
+async def _version(call: EndpointCall) -> Answer:
     found = call.registry.get(call.subject, call.version, deleted=call.flag("deleted"))
     return await _entity(call, found)
 
 
-async def _version_text(call: Call) -> Answer:
+async def _version_text(call: EndpointCall) -> Answer:
     found = call.registry.get(call.subject, call.version, deleted=call.flag("deleted"))
     return found.schema.encode()
 
 
-async def _referenced_by(call: Call) -> Answer:
+async def _referenced_by(call: EndpointCall) -> Answer:
     value = call.registry.get(call.subject, call.version, deleted=True)
     return call.registry.state.referring(value.subject, value.version)
 
 
-async def _delete_version(call: Call) -> Answer:
+async def _delete_version(call: EndpointCall) -> Answer:
     return await call.registry.delete_version(
         call.subject, call.version, permanent=call.flag("permanent")
     )
@@ -268,7 +270,7 @@ async def _delete_version(call: Call) -> Answer:
 # -- schemas ---------------------------------------------------------------------------------------
 
 
-async def _schemas(call: Call) -> Answer:
+async def _schemas(call: EndpointCall) -> Answer:
     state, prefix = call.registry.state, call.text("subjectPrefix")
     deleted, latest = call.flag("deleted"), call.flag("latestOnly")
     found: list[SchemaValue] = []
@@ -279,12 +281,12 @@ async def _schemas(call: Call) -> Answer:
     return [await _entity(call, each) for each in call.page(found)]
 
 
-async def _types(call: Call) -> Answer:
+async def _types(call: EndpointCall) -> Answer:
     del call
     return SCHEMA_TYPES
 
 
-async def _schema(call: Call) -> Answer:
+async def _schema(call: EndpointCall) -> Answer:
     value = _of_id(call)[0]
     entity = await _entity(call, value)
     for field in ("subject", "version", "id"):
@@ -294,29 +296,29 @@ async def _schema(call: Call) -> Answer:
     return entity
 
 
-async def _schema_text(call: Call) -> Answer:
+async def _schema_text(call: EndpointCall) -> Answer:
     entity = await _entity(call, _of_id(call)[0])
     return str(entity["schema"]).encode()
 
 
-async def _schema_subjects(call: Call) -> Answer:
+async def _schema_subjects(call: EndpointCall) -> Answer:
     return call.page(sorted({each.subject for each in _visible(call)}))
 
 
-async def _schema_versions(call: Call) -> Answer:
+async def _schema_versions(call: EndpointCall) -> Answer:
     return call.page(
         [{"subject": each.subject, "version": each.version} for each in _visible(call)]
     )
 
 
-def _of_id(call: Call) -> list[SchemaValue]:
+def _of_id(call: EndpointCall) -> list[SchemaValue]:
     found = call.registry.state.by_id(call.id)
     if not found:
         raise schema_not_found(call.id)
     return found
 
 
-def _visible(call: Call) -> list[SchemaValue]:
+def _visible(call: EndpointCall) -> list[SchemaValue]:
     """Return the versions with the id in the path, without soft deleted ones unless asked for."""
     deleted, subject = call.flag("deleted"), call.text("subject")
     return [
@@ -326,7 +328,7 @@ def _visible(call: Call) -> list[SchemaValue]:
     ]
 
 
-async def _entity(call: Call, value: SchemaValue) -> dict[str, Any]:
+async def _entity(call: EndpointCall, value: SchemaValue) -> dict[str, Any]:
     """Return a version as the API shows it, without empty fields."""
     text = value.schema
     if call.text("format") == "serialized":
@@ -346,15 +348,15 @@ async def _entity(call: Call, value: SchemaValue) -> dict[str, Any]:
 # -- compatibility ---------------------------------------------------------------------------------
 
 
-async def _check(call: Call) -> Answer:
+async def _check(call: EndpointCall) -> Answer:
     return await _compatible(call, call.version)
 
 
-async def _check_all(call: Call) -> Answer:
+async def _check_all(call: EndpointCall) -> Answer:
     return await _compatible(call, None)
 
 
-async def _compatible(call: Call, version: int | None) -> Answer:
+async def _compatible(call: EndpointCall, version: int | None) -> Answer:
     request, normalize = await call.schema(), call.flag("normalize")
     found = await call.registry.check(call.subject, version, request, normalize=normalize)
     answer: dict[str, object] = {"is_compatible": not found}
@@ -366,31 +368,31 @@ async def _compatible(call: Call, version: int | None) -> Answer:
 # -- compatibility levels and modes ----------------------------------------------------------------
 
 
-async def _global_config(call: Call) -> Answer:
+async def _global_config(call: EndpointCall) -> Answer:
     return _config(call.registry.state.configs.get(None))
 
 
-async def _subject_config(call: Call) -> Answer:
+async def _subject_config(call: EndpointCall) -> Answer:
     configs, subject = call.registry.state.configs, call.subject
     if subject in configs:
         return _config(configs[subject])
     if call.flag("defaultToGlobal"):
         return _config(configs.get(None))
-    raise RegistryError(
+    raise RequestRefused(
         LEVEL_NOT_CONFIGURED,
         f"Subject '{subject}' does not have subject-level compatibility configured",
     )
 
 
-async def _set_global_config(call: Call) -> Answer:
+async def _set_global_config(call: EndpointCall) -> Answer:
     return await _set_config(call, None)
 
 
-async def _set_subject_config(call: Call) -> Answer:
+async def _set_subject_config(call: EndpointCall) -> Answer:
     return await _set_config(call, call.subject)
 
 
-async def _set_config(call: Call, subject: str | None) -> Answer:
+async def _set_config(call: EndpointCall, subject: str | None) -> Answer:
     request = await call.body(_LevelRequest)
     level = (request.compatibility or "").upper()
     unknown = [
@@ -399,11 +401,11 @@ async def _set_config(call: Call, subject: str | None) -> Answer:
         if value is not None and name not in ("compatibility", "normalize")
     ]
     if unknown:
-        raise RegistryError(
+        raise RequestRefused(
             NOT_PERMITTED, f"{', '.join(unknown)}: this registry has no such setting"
         )
     if level not in ("" if request.normalize is not None else None, *Level):
-        raise RegistryError(INVALID_LEVEL, _LEVELS)
+        raise RequestRefused(INVALID_LEVEL, _LEVELS)
     chosen = Level(level) if level else None
     config = ConfigValue(normalize=request.normalize, compatibilityLevel=chosen)
     await call.registry.set_config(subject, config)
@@ -411,11 +413,11 @@ async def _set_config(call: Call, subject: str | None) -> Answer:
     return {name: value for name, value in answer.items() if value is not None}
 
 
-async def _delete_global_config(call: Call) -> Answer:
+async def _delete_global_config(call: EndpointCall) -> Answer:
     return _config(await call.registry.delete_config(None))
 
 
-async def _delete_subject_config(call: Call) -> Answer:
+async def _delete_subject_config(call: EndpointCall) -> Answer:
     return _config(await call.registry.delete_config(call.subject))
 
 
@@ -427,31 +429,31 @@ def _config(config: ConfigValue | None) -> Answer:
     return answer | ({"normalize": True} if config.normalize else {})
 
 
-async def _global_mode(call: Call) -> Answer:
+async def _global_mode(call: EndpointCall) -> Answer:
     return {"mode": call.registry.mode(None)}
 
 
-async def _subject_mode(call: Call) -> Answer:
+async def _subject_mode(call: EndpointCall) -> Answer:
     subject = call.subject
     if subject in call.registry.state.modes or call.flag("defaultToGlobal"):
         return {"mode": call.registry.mode(subject)}
-    raise RegistryError(
+    raise RequestRefused(
         MODE_NOT_CONFIGURED, f"Subject '{subject}' does not have subject-level mode configured"
     )
 
 
-async def _set_global_mode(call: Call) -> Answer:
+async def _set_global_mode(call: EndpointCall) -> Answer:
     return await _set_mode(call, None)
 
 
-async def _set_subject_mode(call: Call) -> Answer:
+async def _set_subject_mode(call: EndpointCall) -> Answer:
     return await _set_mode(call, call.subject)
 
 
-async def _set_mode(call: Call, subject: str | None) -> Answer:
+async def _set_mode(call: EndpointCall, subject: str | None) -> Answer:
     name = (await call.body(_ModeRequest)).mode.upper()
     if name not in list(Mode):
-        raise RegistryError(
+        raise RequestRefused(
             INVALID_MODE,
             f"Invalid mode. Valid values are {', '.join(each.lower() for each in Mode)}",
         )
@@ -459,19 +461,19 @@ async def _set_mode(call: Call, subject: str | None) -> Answer:
     return {"mode": name}
 
 
-async def _delete_mode(call: Call) -> Answer:
+async def _delete_mode(call: EndpointCall) -> Answer:
     return {"mode": await call.registry.delete_mode(call.subject)}
 
 
 # -- the registry itself ---------------------------------------------------------------------------
 
 
-async def _root(call: Call) -> Answer:
+async def _root(call: EndpointCall) -> Answer:
     del call
     return {}
 
 
-async def _contexts(call: Call) -> Answer:
+async def _contexts(call: EndpointCall) -> Answer:
     return call.page([_CONTEXT])
 
 

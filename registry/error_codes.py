@@ -29,7 +29,7 @@ STORE_FAILED: Final = 50001
 _MOST_CHARACTERS: Final = 500
 
 
-class RegistryError(Exception):
+class RequestRefused(Exception):
     """A request is refused: `code` is Confluent's, its first three digits are the HTTP status."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -45,22 +45,22 @@ class RegistryError(Exception):
         return int(str(self.code)[:3])
 
 
-def invalid_schema(reason: str) -> RegistryError:
+def invalid_schema(reason: str) -> RequestRefused:
     """Return the error for a schema that cannot be parsed."""
-    return RegistryError(INVALID_SCHEMA, f"Invalid schema: {reason}")
+    return RequestRefused(INVALID_SCHEMA, f"Invalid schema: {reason}")
 
 
-def subject_not_found(subject: str) -> RegistryError:
+def subject_not_found(subject: str) -> RequestRefused:
     """Return the error for a subject that does not exist."""
-    return RegistryError(SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
+    return RequestRefused(SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
 
 
-def version_not_found(version: int | str) -> RegistryError:
+def version_not_found(version: int | str) -> RequestRefused:
     """Return the error for a version that does not exist."""
-    return RegistryError(VERSION_NOT_FOUND, f"Version {version} not found.")
+    return RequestRefused(VERSION_NOT_FOUND, f"Version {version} not found.")
 
 
-def schema_not_found(schema_id: int | None = None) -> RegistryError:
+def schema_not_found(schema_id: int | None = None) -> RequestRefused:
     """Return the error for an id, or for the schema of a request, that is not registered."""
     what = "Schema" if schema_id is None else f"Schema {schema_id}"
-    return RegistryError(SCHEMA_NOT_FOUND, f"{what} not found")
+    return RequestRefused(SCHEMA_NOT_FOUND, f"{what} not found")

@@ -75,7 +75,7 @@ class NoopKey(msgspec.Struct, frozen=True, tag_field="keytype", tag="NOOP"):
     magic: int = 0
 
 
-class Reference(msgspec.Struct, frozen=True):
+class SchemaUse(msgspec.Struct, frozen=True):
     """A schema that another one uses under `name`; in a request, version -1 is the latest."""
 
     name: str
@@ -90,7 +90,7 @@ class SchemaValue(msgspec.Struct, frozen=True, kw_only=True):
     version: Version
     id: Id
     schemaType: str | UnsetType | None = UNSET  # noqa: N815  names of the format
-    references: tuple[Reference, ...] | UnsetType | None = UNSET
+    references: tuple[SchemaUse, ...] | UnsetType | None = UNSET
     schema: str
     deleted: bool = False
 

@@ -20,7 +20,7 @@ from .error_codes import (
     SUBJECT_SOFT_DELETED,
     VERSION_NOT_SOFT_DELETED,
     VERSION_SOFT_DELETED,
-    RegistryError,
+    RequestRefused,
     invalid_schema,
     schema_not_found,
     subject_not_found,
@@ -34,8 +34,8 @@ from .records import (
     Mode,
     ModeKey,
     ModeValue,
-    Reference,
     SchemaKey,
+    SchemaUse,
     SchemaValue,
     SubjectVersion,
 )
@@ -66,7 +66,7 @@ class SchemaRequest(msgspec.Struct, frozen=True):
 
     schema: str = ""
     schemaType: str | None = None  # noqa: N815  names of the API
-    references: tuple[Reference, ...] | None = None
+    references: tuple[SchemaUse, ...] | None = None
     metadata: object = None
     ruleSet: object = None  # noqa: N815
     id: Annotated[int, Meta(ge=-1)] | None = None
@@ -80,11 +80,11 @@ class _Checked(NamedTuple):
     parsed: ParsedSchema
 
 
-class Registry:
+class RegistryStore:
     """The registry; used in the event loop.
 
     Methods that change something change it one at a time, and return when the change is as durable as an
-    acknowledged record. All raise RegistryError.
+    acknowledged record. All raise RequestRefused.
     """
 
     def __init__(self, state: RegistryState, topic: SchemasTopic) -> None:
@@ -107,7 +107,7 @@ class Registry:
         """Register a schema, unless the subject has it; return its id."""
         for name, number in (("id", request.id), ("version", request.version)):
             if number is not None and number > 0:
-                raise RegistryError(
+                raise RequestRefused(
                     NOT_PERMITTED, f"{name} {number}: this registry chooses the {name}"
                 )
         checked = await self._check(subject, request, normalize=normalize)
@@ -119,7 +119,7 @@ class Registry:
                     return each.id
             found = await self._incompatibilities(subject, checked, state.versions(subject))
             if found:
-                raise RegistryError(
+                raise RequestRefused(
                     INCOMPATIBLE,
                     "Schema being registered is incompatible with an earlier schema for subject"
                     f' "{subject}", details: [{", ".join(found)}]',
@@ -185,12 +185,12 @@ class Registry:
             name = f"Subject '{subject}' Version {value.version} was"
             key = SchemaKey(subject, value.version)
             if permanent and not value.deleted:
-                raise RegistryError(
+                raise RequestRefused(
                     VERSION_NOT_SOFT_DELETED,
                     f"{name} not deleted first before being permanently deleted",
                 )
             if value.deleted and not permanent:
-                raise RegistryError(
+                raise RequestRefused(
                     VERSION_SOFT_DELETED,
                     f"{name} soft deleted.Set permanent=true to delete permanently",
                 )
@@ -208,12 +208,12 @@ class Registry:
             if not everything:
                 raise subject_not_found(subject)
             if permanent and active:
-                raise RegistryError(
+                raise RequestRefused(
                     SUBJECT_NOT_SOFT_DELETED,
                     f"Subject '{subject}' was not deleted first before being permanently deleted",
                 )
             if not permanent and not active:
-                raise RegistryError(
+                raise RequestRefused(
                     SUBJECT_SOFT_DELETED,
                     f"Subject '{subject}' was soft deleted.Set permanent=true to delete permanently",
                 )
@@ -296,7 +296,7 @@ class Registry:
         """Parse a request's schema and bring it into the form in which it is stored and compared."""
         for name in ("metadata", "ruleSet"):
             if getattr(request, name):
-                raise RegistryError(NOT_PERMITTED, f"{name}: this registry has no such thing")
+                raise RequestRefused(NOT_PERMITTED, f"{name}: this registry has no such thing")
         schema_type = request.schemaType or AVRO
         references = tuple(self._resolved(each) for each in request.references or ())
         parsed = await self._parsed(schema_type, request.schema, references)
@@ -320,17 +320,17 @@ class Registry:
         configs = (self.state.configs.get(name) for name in (subject, None))
         return next((bool(each.normalize) for each in configs if each and each.normalize), False)
 
-    def _resolved(self, reference: Reference) -> Reference:
+    def _resolved(self, reference: SchemaUse) -> SchemaUse:
         """Return the reference with the number of its version."""
         if reference.version != LATEST:
             return reference
         versions = self.state.versions(reference.subject)
         if not versions:
             raise _missing(reference)
-        return Reference(reference.name, reference.subject, versions[-1].version)
+        return SchemaUse(reference.name, reference.subject, versions[-1].version)
 
     async def _parsed(
-        self, schema_type: str, text: str, references: Sequence[Reference]
+        self, schema_type: str, text: str, references: Sequence[SchemaUse]
     ) -> ParsedSchema:
         found: dict[str, str] = {}
         self._collect(references, found, set())
@@ -340,7 +340,7 @@ class Registry:
         return await self._in_thread(lambda: self._cache.parse(schema_type, text, dependencies))
 
     def _collect(
-        self, references: Iterable[Reference], found: dict[str, str], inside: set[tuple[str, int]]
+        self, references: Iterable[SchemaUse], found: dict[str, str], inside: set[tuple[str, int]]
     ) -> None:
         """Add the texts of the references to `found`, each after those that it refers to.
 
@@ -387,19 +387,21 @@ class Registry:
         )
         schema_id = state.id_of(identity_of(value)) or state.free_id
         if version > LARGEST or schema_id is None:
-            raise RegistryError(NOT_PERMITTED, f"no version or no id is left for subject {subject}")
+            raise RequestRefused(
+                NOT_PERMITTED, f"no version or no id is left for subject {subject}"
+            )
         return msgspec.structs.replace(value, subject=subject, version=version, id=schema_id)
 
     def _check_writable(self, subject: str | None) -> None:
         mode = self.mode(subject)
         if Mode.READONLY_OVERRIDE in (mode, self.mode(None)) or mode is Mode.READONLY:
             name = "The registry" if subject is None else f"Subject {subject}"
-            raise RegistryError(NOT_PERMITTED, f"{name} is in read-only mode")
+            raise RequestRefused(NOT_PERMITTED, f"{name} is in read-only mode")
 
     def _check_unreferenced(self, values: Sequence[SchemaValue]) -> None:
         for each in values:
             if self._state.referring(each.subject, each.version):
-                raise RegistryError(
+                raise RequestRefused(
                     REFERENCE_EXISTS,
                     f"One or more references exist to the schema {{subject={each.subject},"
                     f"version={each.version}}}.",
@@ -415,12 +417,12 @@ class Registry:
         return records
 
     async def _in_thread(self, compute: Callable[[], T]) -> T:
-        """Compute with a schema in a thread. Exceptions of the schema's library become RegistryError."""
+        """Compute with a schema in a thread. Exceptions of the schema's library become RequestRefused."""
 
         def attempt() -> T:
             try:
                 return compute()
-            except RegistryError:
+            except RequestRefused:
                 raise
             except RecursionError:
                 raise invalid_schema("it is nested too deeply") from None
@@ -466,7 +468,7 @@ def _deleted(value: SchemaValue) -> SchemaValue:
     return msgspec.structs.replace(value, deleted=True)
 
 
-def _missing(reference: Reference) -> RegistryError:
+def _missing(reference: SchemaUse) -> RequestRefused:
     return invalid_schema(
         f'no schema reference found for subject "{reference.subject}" and version {reference.version}'
     )

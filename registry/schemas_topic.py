@@ -22,7 +22,7 @@ from aiokafka.errors import (
 
 from kmr.errors import KmrError
 
-from .error_codes import STORE_FAILED, TOO_LARGE, RegistryError
+from .error_codes import STORE_FAILED, TOO_LARGE, RequestRefused
 from .records import NoopKey, UnknownRecord, decode_record, encode_record
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class SchemasTopic:
                 if not self._read_to:
                     # A topic that is deleted and begins anew has an earlier end, then.
                     await self.append([(NoopKey(), None)])
-            except RegistryError as error:
+            except RequestRefused as error:
                 raise SchemasTopicError(error.message) from error
             self._stack = stack.pop_all()
         return self
@@ -117,39 +117,41 @@ class SchemasTopic:
         await self._stack.aclose()
 
     def check(self) -> None:
-        """Raise RegistryError if the state is not that of the topic any more."""
+        """Raise RequestRefused if the state is not that of the topic any more."""
         if self._failure:
-            raise RegistryError(STORE_FAILED, self._failure)
+            raise RequestRefused(STORE_FAILED, self._failure)
 
     async def catch_up(self) -> None:
-        """Wait until all records that can be read now are applied. Raises RegistryError."""
+        """Wait until all records that can be read now are applied. Raises RequestRefused."""
         try:
             end = (await self._consumer.end_offsets([_PARTITION]))[_PARTITION]
         except (KafkaError, OSError) as error:
-            raise RegistryError(STORE_FAILED, f"{SCHEMAS_TOPIC} cannot be read: {error}") from error
+            raise RequestRefused(
+                STORE_FAILED, f"{SCHEMAS_TOPIC} cannot be read: {error}"
+            ) from error
         if end < self._read_to:
             self._failure = _DELETED
         await self._applied(end)
 
     async def append(self, records: Sequence[tuple[Key, Value]]) -> None:
-        """Append these records as one batch, and wait until they are applied. Raises RegistryError."""
+        """Append these records as one batch, and wait until they are applied. Raises RequestRefused."""
         now_ms = int(time.time() * 1000)
         batch = self._producer.create_batch()
         for key, value in (encode_record(*each) for each in records):
             if batch.append(timestamp=now_ms, key=key, value=value) is None:
-                raise RegistryError(TOO_LARGE, "the schema is too large")
+                raise RequestRefused(TOO_LARGE, "the schema is too large")
         try:
             with anyio.CancelScope(shield=True):
                 sent = await self._producer.send_batch(batch, SCHEMAS_TOPIC, partition=0)
                 written = await sent
         except MessageSizeTooLargeError as error:
-            raise RegistryError(
+            raise RequestRefused(
                 TOO_LARGE,
                 f"the schema is larger than a record of the topic {SCHEMAS_TOPIC} may be; raise its"
                 " max.message.bytes",
             ) from error
         except (KafkaError, OSError) as error:
-            raise RegistryError(STORE_FAILED, f"the change was not written: {error}") from error
+            raise RequestRefused(STORE_FAILED, f"the change was not written: {error}") from error
         await self._applied(written.offset + len(records))
 
     async def _applied(self, end: int) -> None:
@@ -158,7 +160,7 @@ class SchemasTopic:
                 await self._progress.wait()
         self.check()
         if self._read_to < end:
-            raise RegistryError(
+            raise RequestRefused(
                 STORE_FAILED, f"{SCHEMAS_TOPIC} was not read to its end in {_PATIENCE:.0f} seconds"
             )
 
@@ -171,7 +173,7 @@ class SchemasTopic:
                 reported = ""
             except OffsetOutOfRangeError:
                 self._failure = _DELETED
-            except (KafkaError, OSError, RegistryError) as error:
+            except (KafkaError, OSError, RequestRefused) as error:
                 if reported != str(error):
                     reported = str(error)
                     logger.warning("schemas cannot be read for now", error=reported)

@@ -20,10 +20,10 @@ from kmr._extras import require_extra
 from kmr.errors import KmrError
 from kmr.service.http import HttpServer
 
-from .endpoints import ANSWERS, Bodies, Call, routes
-from .error_codes import FORBIDDEN, UNAUTHORIZED, RegistryError
+from .endpoints import ANSWERS, Bodies, EndpointCall, routes
+from .error_codes import FORBIDDEN, UNAUTHORIZED, RequestRefused
 from .metrics import CountedAnswers, RegistryMeter
-from .registry import Registry
+from .registry import RegistryStore
 from .schemas_topic import SCHEMAS_TOPIC, SchemasTopic
 from .state import RegistryState
 
@@ -52,7 +52,7 @@ class SchemaRegistryError(KmrError):
     """The schema registry cannot start; the message says what to do."""
 
 
-class Access(ABC):
+class RegistryAccess(ABC):
     """Who may call the registry: users by HTTP's basic authentication, and what each may do."""
 
     has_users: bool
@@ -86,7 +86,7 @@ class SchemaRegistry:
         host: str = "127.0.0.1",
         port: int = 0,
         tls: ssl.SSLContext | None = None,
-        access: Access | None = None,
+        access: RegistryAccess | None = None,
         **client: Any,
     ) -> None:
         """Args:
@@ -116,7 +116,7 @@ class SchemaRegistry:
         require_extra("registry", "The schema registry")
         async with AsyncExitStack() as stack:
             topic = await stack.enter_async_context(SchemasTopic(self._state, **self._client))
-            app = build_app(Registry(self._state, topic), self._access, self.metrics)
+            app = build_app(RegistryStore(self._state, topic), self._access, self.metrics)
             server = HttpServer(app, self._listen, self._tls)
             await stack.enter_async_context(server)
             self.url = server.url
@@ -143,14 +143,16 @@ def _listen_on(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def build_app(registry: Registry, access: Access | None, meter: RegistryMeter) -> Starlette:
+def build_app(
+    registry: RegistryStore, access: RegistryAccess | None, meter: RegistryMeter
+) -> Starlette:
     """Return the registry as an ASGI application."""
     gate, bodies = _Gate(access), Bodies()
 
     def guarded(operation: str, endpoint: Endpoint) -> Handler:
         async def handle(request: Request) -> Response:
             await gate.check(request, operation)
-            call = Call(request, registry, bodies)
+            call = EndpointCall(request, registry, bodies)
             try:
                 return _answer(request, await endpoint(call))
             finally:
@@ -161,7 +163,7 @@ def build_app(registry: Registry, access: Access | None, meter: RegistryMeter) -
     app = Starlette(
         routes=routes(guarded),
         exception_handlers={
-            RegistryError: _refuse,
+            RequestRefused: _refuse,
             HTTPException: _refuse_http,
             Exception: _fail,
         },
@@ -175,11 +177,11 @@ def build_app(registry: Registry, access: Access | None, meter: RegistryMeter) -
 class _Gate:
     """Checks the user of each request, and what the user may do."""
 
-    def __init__(self, access: Access | None) -> None:
+    def __init__(self, access: RegistryAccess | None) -> None:
         self._access = access
 
     async def check(self, request: Request, operation: str) -> None:
-        """Raise RegistryError if the request is not allowed."""
+        """Raise RequestRefused if the request is not allowed."""
         access = self._access
         if access is None:
             return
@@ -187,22 +189,22 @@ class _Gate:
         if access.has_users:
             user = await self._authenticated(access, request.headers.get("authorization", ""))
         if not access.allows(user, operation, request.client.host if request.client else ""):
-            raise RegistryError(
+            raise RequestRefused(
                 FORBIDDEN,
                 f"{user or 'an anonymous user'} may not {operation} the topic {SCHEMAS_TOPIC}",
             )
 
-    async def _authenticated(self, access: Access, authorization: str) -> str:
+    async def _authenticated(self, access: RegistryAccess, authorization: str) -> str:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "basic":
-            raise RegistryError(UNAUTHORIZED, "Unauthorized: send a user and a password")
+            raise RequestRefused(UNAUTHORIZED, "Unauthorized: send a user and a password")
         try:
             user, _, password = base64.b64decode(token, validate=True).decode().partition(":")
         except ValueError:
-            raise RegistryError(UNAUTHORIZED, "Unauthorized: malformed credentials") from None
+            raise RequestRefused(UNAUTHORIZED, "Unauthorized: malformed credentials") from None
         if not await access.is_password(user, password):
             await anyio.sleep(_FAILURE_DELAY)
-            raise RegistryError(UNAUTHORIZED, "Unauthorized: wrong user or password")
+            raise RequestRefused(UNAUTHORIZED, "Unauthorized: wrong user or password")
         return user
 
 
@@ -242,7 +244,7 @@ def _error(
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RegistryError)  # noqa: S101  how it is registered
+    assert isinstance(error, RequestRefused)  # noqa: S101  how it is registered
     headers = _CHALLENGE if error.code == UNAUTHORIZED else None
     if error.status in _UNREAD:
         headers = {"Connection": "close"}

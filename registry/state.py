@@ -23,7 +23,7 @@ from .schemas.schema_types import AVRO
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .records import Key, Mode, Reference, Value
+    from .records import Key, Mode, SchemaUse, Value
 
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Identity(NamedTuple):
 
     schema_type: str
     text: str
-    references: tuple[Reference, ...]
+    references: tuple[SchemaUse, ...]
 
 
 def type_of(value: SchemaValue) -> str:
@@ -42,7 +42,7 @@ def type_of(value: SchemaValue) -> str:
     return value.schemaType or AVRO
 
 
-def references_of(value: SchemaValue) -> tuple[Reference, ...]:
+def references_of(value: SchemaValue) -> tuple[SchemaUse, ...]:
     """Return the references of a schema."""
     return value.references or ()
 

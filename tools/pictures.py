@@ -27,7 +27,7 @@ from chaos.shape import GroupSpec, Outside, Shape
 from chaos.site import Site
 from chaos.together import KillOneOfMany
 from chaos.workload import Workload
-from kmr.cli.top import Watch, screen
+from kmr.cli.top import StatusPoller, screen
 from tools.browser import CHROMIUM, visit
 
 ASSETS: Final = Path(__file__).parents[1] / "docs" / "assets"
@@ -69,7 +69,7 @@ async def main() -> None:
 
 async def picture_of_top(url: str) -> None:
     """Save what `kmr top` shows."""
-    view = await to_thread.run_sync(Watch(url).look_twice, 4.0)
+    view = await to_thread.run_sync(StatusPoller(url).look_twice, 4.0)
     console = Console(record=True, width=120, highlight=False, emoji=False, file=StringIO())
     console.print(screen(view))
     console.save_svg(str(ASSETS / "top.svg"), title="kmr top")

@@ -29,7 +29,7 @@ from kio.static.primitive import i32, i32Timedelta
 
 from ..authorization.rules import CLUSTER, Question
 from ..errors import RequestError, shortened
-from ..log.results import LogError, OffsetOutOfRange
+from ..log.results import LogError, OffsetNotInLog
 from ..protocol.cursor import MAX_ELEMENTS
 from ..protocol.messages import api_keys, request_type, response_type
 
@@ -271,14 +271,14 @@ def api(
 AnyApi: TypeAlias = Api | RawApi
 
 
-class Outcome(NamedTuple):
+class ElementResult(NamedTuple):
     """The result of one element of a request: its error code, and the reason."""
 
     code: ErrorCode = ErrorCode.none
     message: str | None = None
 
 
-async def attempt(work: Awaitable[object], failure: str, **names: object) -> Outcome:
+async def attempt(work: Awaitable[object], failure: str, **names: object) -> ElementResult:
     """Await `work` and return its outcome.
 
     A RequestError becomes its own code. A failure of the disk becomes KAFKA_STORAGE_ERROR, and one line in
@@ -287,16 +287,16 @@ async def attempt(work: Awaitable[object], failure: str, **names: object) -> Out
     try:
         await work
     except RequestError as error:
-        return Outcome(error.code, error.message)
+        return ElementResult(error.code, error.message)
     except (LogError, OSError) as error:
         logger.error(failure, **names, error=str(error))
-        return Outcome(ErrorCode.kafka_storage_error, _STORAGE_FAILED)
-    return Outcome()
+        return ElementResult(ErrorCode.kafka_storage_error, _STORAGE_FAILED)
+    return ElementResult()
 
 
 def read_error(partition: Partition, error: LogError | OSError) -> ErrorCode:
     """Return the code for records that cannot be read; log a reason once, because consumers retry."""
-    if isinstance(error, OffsetOutOfRange):
+    if isinstance(error, OffsetNotInLog):
         return ErrorCode.offset_out_of_range
     if partition.reported_unreadable != str(error):
         partition.reported_unreadable = str(error)
@@ -309,12 +309,12 @@ def read_error(partition: Partition, error: LogError | OSError) -> ErrorCode:
     return ErrorCode.kafka_storage_error
 
 
-def result_or_refusal(work: Callable[..., Result], *arguments: Any) -> Result | Outcome:
+def result_or_refusal(work: Callable[..., Result], *arguments: Any) -> Result | ElementResult:
     """Return the result of a call; the outcome, if it raises RequestError."""
     try:
         return work(*arguments)
     except RequestError as error:
-        return Outcome(error.code, error.message)
+        return ElementResult(error.code, error.message)
 
 
 def check_listed_once(name: str, times: Counter[str]) -> None:

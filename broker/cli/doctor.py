@@ -6,7 +6,7 @@ from pathlib import Path  # noqa: TC003  cyclopts reads the annotations at run t
 
 from ..log.checkup import LOST_SUFFIX
 from ..log.segment import LOG_SUFFIX
-from ..operations.doctor import Examination, examine
+from ..operations.doctor import DirectoryCheckup, examine
 from .batches import show_batches
 from .terminal import CLEAN, FAILED, AsJson, CommandError, Flag, reports, show
 
@@ -50,7 +50,7 @@ def doctor(
     return FAILED if examination.is_damaged else CLEAN
 
 
-def _summary(examination: Examination) -> str:
+def _summary(examination: DirectoryCheckup) -> str:
     damaged = sum(finding.kind == "damage" for finding in examination.findings)
     return (
         f"{examination.topics} topics, {examination.partitions} partitions,"
@@ -59,7 +59,7 @@ def _summary(examination: Examination) -> str:
     )
 
 
-def _as_json(examination: Examination) -> dict[str, object]:
+def _as_json(examination: DirectoryCheckup) -> dict[str, object]:
     return {
         "damaged": examination.is_damaged,
         "clean": examination.clean,

@@ -11,7 +11,7 @@ from anyio import to_thread
 from kmr.errors import KmrError, SettingsError
 from kmr.registry.schemas_topic import SCHEMAS_TOPIC
 from kmr.registry.server import ANONYMOUS as NO_USER
-from kmr.registry.server import Access, SchemaRegistry
+from kmr.registry.server import RegistryAccess, SchemaRegistry
 
 from ..authorization.rules import ANONYMOUS, Authorizer, Operation, Question, Resource
 from ..authorization.users import Users
@@ -64,7 +64,7 @@ async def registry_beside(broker: Broker, port: int) -> AsyncIterator[SchemaRegi
         yield registry
 
 
-class _Access(Access):
+class _Access(RegistryAccess):
     """The broker's users and access rules, which it reads from their files itself.
 
     Reading needs the operation read on the topic `_schemas`, writing needs write.

@@ -12,13 +12,13 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from ..supervision import Supervisor
+from ..supervision import Supervision
 from ..turns import in_turns
 from .groups.consumer_group import ConsumerGroup
 from .groups.consumer_types import JOIN_EPOCH, ConsumerHeartbeat, ConsumerHeartbeatResult
 from .groups.group import Group
 from .groups.group_members import metadata_bytes
-from .groups.group_settings import GroupSettings
+from .groups.group_settings import GroupOverrides
 from .groups.group_types import (
     GROUP_BYTES,
     MEMBER_BYTES,
@@ -76,8 +76,8 @@ class GroupCoordinator:
         clock: Clock | None = None,
         now: Callable[[], float] = time.time,
         topics: Topics | None = None,
-        own: GroupSettings | None = None,
-        supervisor: Supervisor | None = None,
+        own: GroupOverrides | None = None,
+        supervisor: Supervision | None = None,
     ) -> None:
         """`clock` runs the timers (default: the running event loop), `now` is seconds since 1970.
 
@@ -86,12 +86,12 @@ class GroupCoordinator:
         """
         self.offsets = store
         """Committed and pending offsets; `commit` checks the sender of new ones."""
-        self.own = own or GroupSettings(None, settings)
+        self.own = own or GroupOverrides(None, settings)
         """Settings of single groups."""
         self._settings = settings
         self._given_clock = clock
         self._now = now
-        self._supervisor = supervisor or Supervisor()
+        self._supervisor = supervisor or Supervision()
         self._topics = topics
         self._groups: dict[str, Group | ConsumerGroup] = {}
         self._group_bytes = 0

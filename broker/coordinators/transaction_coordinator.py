@@ -12,10 +12,10 @@ import structlog
 
 from ..log.producers import ProducerIdentity
 from ..log.results import LogError
-from ..supervision import Supervisor
+from ..supervision import Supervision
 from . import transaction_state
 from .transaction_markers import OFFSETS_PARTITION, MarkerWriter
-from .transaction_state import Transaction, TransactionError, TransactionState
+from .transaction_state import TransactionalId, TransactionError, TransactionState
 from .transaction_store import kept_bytes
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class TransactionCoordinator:
         settings: BrokerSettings,
         check_interval: float = _CHECK_INTERVAL,
         now: Callable[[], float] = time.time,
-        supervisor: Supervisor | None = None,
+        supervisor: Supervision | None = None,
     ) -> None:
         """`now` is seconds since 1970."""
         self._store = store
@@ -74,7 +74,7 @@ class TransactionCoordinator:
         self._check_interval = check_interval
         self._producer_ids = producer_ids
         self._now = now
-        self._supervisor = supervisor or Supervisor()
+        self._supervisor = supervisor or Supervision()
         self._markers = MarkerWriter(topics, group_commit, offsets, now_ms=self.now_ms)
         self._completing: dict[str, asyncio.Task[bool]] = {}
         self._changes: set[asyncio.Task[object]] = set()
@@ -178,11 +178,11 @@ class TransactionCoordinator:
 
     # -- administration ------------------------------------------------------------------------
 
-    def transactions(self) -> list[Transaction]:
+    def transactions(self) -> list[TransactionalId]:
         """Return the state of every known transactional id."""
         return list(self._store)
 
-    def get(self, transactional_id: str) -> Transaction | None:
+    def get(self, transactional_id: str) -> TransactionalId | None:
         """Return the state of a transactional id, if it is known."""
         return self._store.get(transactional_id)
 
@@ -268,8 +268,8 @@ class TransactionCoordinator:
         return None
 
     async def _end(
-        self, transactional_id: str, change: Callable[..., Transaction | TransactionError]
-    ) -> Transaction | TransactionError:
+        self, transactional_id: str, change: Callable[..., TransactionalId | TransactionError]
+    ) -> TransactionalId | TransactionError:
         """Return the transaction that is decided; `change` prepares its end."""
         try:
             await self._producer_ids.reserve()
@@ -283,13 +283,13 @@ class TransactionCoordinator:
         decided = await self._complete(transaction)
         return transaction if decided else TransactionError.COORDINATOR_NOT_AVAILABLE
 
-    def _has_room(self, transaction: Transaction) -> bool:
+    def _has_room(self, transaction: TransactionalId) -> bool:
         """Whether the budget allows a transactional id to become this; less than before always fits."""
         before = self._store.get(transaction.transactional_id)
         more = kept_bytes(transaction) - (0 if before is None else kept_bytes(before))
         return more <= 0 or self._store.kept_bytes + more <= self._max_bytes
 
-    def _complete(self, prepared: Transaction, *, again: bool = False) -> asyncio.Task[bool]:
+    def _complete(self, prepared: TransactionalId, *, again: bool = False) -> asyncio.Task[bool]:
         """Start writing the markers; call it right after the decision is stored.
 
         Runs one task per transaction: a late marker of a second one could end the next transaction.
@@ -300,7 +300,7 @@ class TransactionCoordinator:
             self._completing[prepared.transactional_id] = running
         return running
 
-    async def _write_markers(self, prepared: Transaction, *, again: bool) -> bool:
+    async def _write_markers(self, prepared: TransactionalId, *, again: bool) -> bool:
         """Return whether the decision is final; log failures, which `check` retries."""
         decided = False
         try:
@@ -313,10 +313,10 @@ class TransactionCoordinator:
             del self._completing[prepared.transactional_id]
         return decided
 
-    def _may_try(self, transaction: Transaction) -> bool:
+    def _may_try(self, transaction: TransactionalId) -> bool:
         return self._supervisor.may_try(_MAINTENANCE, transactional_id=transaction.transactional_id)
 
-    def _attempt(self, event: str, transaction: Transaction) -> AbstractContextManager[None]:
+    def _attempt(self, event: str, transaction: TransactionalId) -> AbstractContextManager[None]:
         return self._supervisor.attempt(
             _MAINTENANCE, event, transactional_id=transaction.transactional_id
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..topics.topic import Partition, TopicPartition
     from ..topics.topics import Topics
     from .offset_store import OffsetStore
-    from .transaction_state import Transaction
+    from .transaction_state import TransactionalId
 
 OFFSETS_PARTITION: TopicPartition = (OFFSETS_TOPIC, 0)
 """The partition of a transaction that stands for the offsets of all groups: they share one log."""
@@ -47,7 +47,7 @@ class MarkerWriter:
         self._offsets = offsets
         self._now_ms = now_ms
 
-    async def write(self, transaction: Transaction, *, again: bool) -> None:
+    async def write(self, transaction: TransactionalId, *, again: bool) -> None:
         """Write the markers of a prepared transaction, as durably as `fsync` requires.
 
         Args:

@@ -91,7 +91,7 @@ class TransactionError(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class TransactionalId:
     """A transactional id, its newest producer, and that producer's newest transaction.
 
     Attributes:
@@ -127,8 +127,8 @@ LAST_EPOCH: Final = 2**15 - 2
 
 
 def _enter(
-    current: Transaction, state: TransactionState, now_ms: int, **changes: Any
-) -> Transaction:
+    current: TransactionalId, state: TransactionState, now_ms: int, **changes: Any
+) -> TransactionalId:
     if state not in _NEXT[current.state]:
         raise RuntimeError(
             f"transactional id {current.transactional_id}: {current.state.value} cannot become"
@@ -138,14 +138,14 @@ def _enter(
 
 
 def initialise(
-    current: Transaction | None,
+    current: TransactionalId | None,
     transactional_id: str,
     *,
     timeout_ms: int,
     expected: ProducerIdentity | None,
     now_ms: int,
     new_producer_id: Callable[[], int],
-) -> Transaction | TransactionError:
+) -> TransactionalId | TransactionError:
     """InitProducerId: give the transactional id to a new producer, and fence the previous one.
 
     An open transaction is aborted first: the next state is then PREPARE_ABORT, and the client must
@@ -161,7 +161,9 @@ def initialise(
     """
     if current is None:
         producer = ProducerIdentity(new_producer_id(), 0)
-        return Transaction(transactional_id, producer, timeout_ms, TransactionState.EMPTY, now_ms)
+        return TransactionalId(
+            transactional_id, producer, timeout_ms, TransactionState.EMPTY, now_ms
+        )
     if expected is not None and expected not in (current.producer, current.last):
         return TransactionError.PRODUCER_FENCED
     if current.state.is_prepared:
@@ -189,11 +191,11 @@ def initialise(
 
 
 def add_partitions(
-    current: Transaction | None,
+    current: TransactionalId | None,
     producer: ProducerIdentity,
     partitions: frozenset[TopicPartition],
     now_ms: int,
-) -> Transaction | TransactionError:
+) -> TransactionalId | TransactionError:
     """AddPartitionsToTxn and AddOffsetsToTxn: the first call begins the transaction."""
     if isinstance(checked := _check(current, producer), TransactionError):
         return checked
@@ -214,7 +216,7 @@ def add_partitions(
 
 
 def verify(
-    current: Transaction | None, producer: ProducerIdentity, partition: TopicPartition
+    current: TransactionalId | None, producer: ProducerIdentity, partition: TopicPartition
 ) -> TransactionError | None:
     """Check whether the producer may write to the partition within its transaction."""
     if isinstance(checked := _check(current, producer), TransactionError):
@@ -227,8 +229,8 @@ def verify(
 
 
 def end(
-    current: Transaction | None, producer: ProducerIdentity, *, commit: bool, now_ms: int
-) -> Transaction | TransactionError:
+    current: TransactionalId | None, producer: ProducerIdentity, *, commit: bool, now_ms: int
+) -> TransactionalId | TransactionError:
     """EndTxn below version 5: decide to commit or abort; the decision is final once it is stored.
 
     Returns `current` if the transaction has already ended in this way: the client retries.
@@ -244,13 +246,13 @@ def end(
 
 
 def end_and_raise_epoch(
-    current: Transaction | None,
+    current: TransactionalId | None,
     producer: ProducerIdentity,
     *,
     commit: bool,
     now_ms: int,
     new_producer_id: Callable[[], int],
-) -> Transaction | TransactionError:
+) -> TransactionalId | TransactionError:
     """EndTxn from version 5 on (transaction version 2): the markers have the next epoch of the producer.
 
     No late request of the transaction is taken for one of the next transaction, therefore. An abort needs no
@@ -289,7 +291,7 @@ def end_and_raise_epoch(
     )
 
 
-def fence(current: Transaction, now_ms: int) -> Transaction:
+def fence(current: TransactionalId, now_ms: int) -> TransactionalId:
     """Abort an open transaction and fence its producer with a higher epoch."""
     producer = ProducerIdentity(current.producer.producer_id, current.producer.epoch + 1)
     return _enter(
@@ -297,7 +299,7 @@ def fence(current: Transaction, now_ms: int) -> Transaction:
     )
 
 
-def complete(current: Transaction, now_ms: int) -> Transaction:
+def complete(current: TransactionalId, now_ms: int) -> TransactionalId:
     """Complete a prepared transaction, whose markers are all written."""
     (completed,) = _NEXT[current.state]
     return _enter(
@@ -311,7 +313,7 @@ def complete(current: Transaction, now_ms: int) -> Transaction:
 
 
 def left_open(
-    current: Transaction | None, producer: ProducerIdentity, partition: TopicPartition
+    current: TransactionalId | None, producer: ProducerIdentity, partition: TopicPartition
 ) -> bool | None:
     """Return what becomes of a transaction that is open in a partition after a start.
 
@@ -336,7 +338,7 @@ def left_open(
     return None
 
 
-def is_timed_out(current: Transaction, now_ms: int) -> bool:
+def is_timed_out(current: TransactionalId, now_ms: int) -> bool:
     """Whether the transaction has been open for longer than its producer's timeout."""
     return (
         current.state is TransactionState.ONGOING
@@ -344,14 +346,14 @@ def is_timed_out(current: Transaction, now_ms: int) -> bool:
     )
 
 
-def is_expired(current: Transaction, now_ms: int, expiration_ms: int) -> bool:
+def is_expired(current: TransactionalId, now_ms: int, expiration_ms: int) -> bool:
     """Whether the transactional id has been unused for at least `expiration_ms`."""
     return not current.state.is_active and now_ms - current.updated_ms >= expiration_ms
 
 
 def _check(
-    current: Transaction | None, producer: ProducerIdentity
-) -> Transaction | TransactionError:
+    current: TransactionalId | None, producer: ProducerIdentity
+) -> TransactionalId | TransactionError:
     if current is None or current.producer.producer_id != producer.producer_id:
         return TransactionError.INVALID_PRODUCER_ID_MAPPING
     if current.producer.epoch != producer.epoch:

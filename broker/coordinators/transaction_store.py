@@ -14,7 +14,7 @@ from ..log.producers import ProducerIdentity
 from ..log.records import NewRecord
 from ..protocol.cursor import Cursor, MalformedRequest, write_uvarint
 from .state_log import MalformedRecord, RecordReader, encode_string
-from .transaction_state import LAST_EPOCH, NO_PRODUCER, Transaction, TransactionState
+from .transaction_state import LAST_EPOCH, NO_PRODUCER, TransactionalId, TransactionState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ def encode_transactional_id(transactional_id: str) -> bytes:
     return _INT16.pack(_VERSION) + encode_string(transactional_id)
 
 
-def encode_transaction(transaction: Transaction) -> bytes:
+def encode_transaction(transaction: TransactionalId) -> bytes:
     """Encode the value."""
     if transaction.raised_epoch:
         return _encode_flexible(transaction)
@@ -65,7 +65,7 @@ def encode_transaction(transaction: Transaction) -> bytes:
     return b"".join(parts)
 
 
-def _encode_flexible(transaction: Transaction) -> bytes:
+def _encode_flexible(transaction: TransactionalId) -> bytes:
     producer, last = transaction.producer, transaction.last
     out = bytearray(
         _HEAD.pack(
@@ -104,7 +104,7 @@ def decode_transactional_id(data: bytes) -> str:
     return reader.string()
 
 
-def decode_transaction(transactional_id: str, data: bytes) -> Transaction:
+def decode_transaction(transactional_id: str, data: bytes) -> TransactionalId:
     """Decode a value; raises `MalformedRecord`."""
     if data[: _INT16.size] == _INT16.pack(_FLEXIBLE_VERSION):
         try:
@@ -124,12 +124,12 @@ def decode_transaction(transactional_id: str, data: bytes) -> Transaction:
         for index in [reader.int32() for _ in range(reader.int32())]
     )
     updated_ms, started_ms = reader.int64(), reader.int64()
-    return Transaction(
+    return TransactionalId(
         transactional_id, producer, timeout_ms, state, updated_ms, partitions, started_ms
     )
 
 
-def _decode_flexible(transactional_id: str, cursor: Cursor) -> Transaction:
+def _decode_flexible(transactional_id: str, cursor: Cursor) -> TransactionalId:
     cursor.int16()  # the version
     producer = ProducerIdentity(cursor.int64(), cursor.int16())
     timeout_ms, state = cursor.int32(), _STATES.get(cursor.int8())
@@ -151,7 +151,7 @@ def _decode_flexible(transactional_id: str, cursor: Cursor) -> Transaction:
             tags[tag] = cursor.int16()
         else:
             cursor.skip(size)
-    return Transaction(
+    return TransactionalId(
         transactional_id,
         producer,
         timeout_ms,
@@ -178,7 +178,7 @@ def _raised_epoch(
     return {"last": last, "raised_epoch": True, "next_producer_id": next_producer_id}
 
 
-def kept_bytes(transaction: Transaction) -> int:
+def kept_bytes(transaction: TransactionalId) -> int:
     """Return about the memory of a transactional id and the partitions of its transaction."""
     return (
         _ID_BYTES
@@ -203,28 +203,28 @@ class TransactionStore:
         """Read-only for others."""
         self.kept_bytes = 0
         """About the memory of all transactional ids."""
-        self._transactions: dict[str, Transaction] = {}
-        self._active: dict[str, Transaction] = {}
+        self._transactions: dict[str, TransactionalId] = {}
+        self._active: dict[str, TransactionalId] = {}
         log.restore(self._replay, self._append_live_records)
 
     def close(self) -> None:
         """Sync and close the log."""
         self.log.close()
 
-    def __iter__(self) -> Iterator[Transaction]:
+    def __iter__(self) -> Iterator[TransactionalId]:
         """Iterate over a snapshot of all states."""
         return iter(tuple(self._transactions.values()))
 
     @property
-    def active(self) -> list[Transaction]:
+    def active(self) -> list[TransactionalId]:
         """The states with an open transaction or unwritten markers."""
         return list(self._active.values())
 
-    def get(self, transactional_id: str) -> Transaction | None:
+    def get(self, transactional_id: str) -> TransactionalId | None:
         """Return the state of a transactional id, if it is known."""
         return self._transactions.get(transactional_id)
 
-    def put(self, transaction: Transaction) -> None:
+    def put(self, transaction: TransactionalId) -> None:
         """Store the new state of a transactional id."""
         key = encode_transactional_id(transaction.transactional_id)
         self.log.append([NewRecord(key, encode_transaction(transaction))])
@@ -256,7 +256,7 @@ class TransactionStore:
         else:
             self._remember(decode_transaction(transactional_id, record.value))
 
-    def _remember(self, transaction: Transaction) -> None:
+    def _remember(self, transaction: TransactionalId) -> None:
         before = self._transactions.get(transaction.transactional_id)
         self.kept_bytes += kept_bytes(transaction) - (0 if before is None else kept_bytes(before))
         self._transactions[transaction.transactional_id] = transaction

@@ -78,7 +78,7 @@ def found_batches(path: Path) -> Iterator[FoundBatch]:
 _LEFTOVERS: Final = (TEMPORARY, DELETED, SWAP)
 
 
-class Finding(NamedTuple):
+class CheckupFinding(NamedTuple):
     """A finding about a file or directory.
 
     `kind`: for "damage" (lost or unreadable data) the operator must act; a "note" needs no action, the next
@@ -94,18 +94,18 @@ class Finding(NamedTuple):
 class Checkup:
     """Findings, and totals of the checked files."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckupFinding] = field(default_factory=list)
     segments: int = 0
     batches: int = 0
     size_bytes: int = 0
 
     def damage(self, where: Path, what: str) -> None:
         """Add a finding that the operator must act on."""
-        self.findings.append(Finding("damage", where, what))
+        self.findings.append(CheckupFinding("damage", where, what))
 
     def note(self, where: Path, what: str) -> None:
         """Add a finding that the next start repairs."""
-        self.findings.append(Finding("note", where, what))
+        self.findings.append(CheckupFinding("note", where, what))
 
 
 @dataclass(slots=True, kw_only=True)

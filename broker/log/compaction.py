@@ -130,7 +130,7 @@ Group = tuple[ClosedSegment, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CompactionPlan:
     """The work of one pass.
 
     Attributes:
@@ -166,7 +166,7 @@ class Plan:
             yield tuple(group)
 
 
-def plan_compaction(log: PartitionLog, now_ms: int) -> Plan | None:
+def plan_compaction(log: PartitionLog, now_ms: int) -> CompactionPlan | None:
     """Return the pass that the log needs now (milliseconds since the epoch), None if it needs none.
 
     A pass is due when the share of unread bytes exceeds `min.cleanable.dirty.ratio`, when an unread record
@@ -183,7 +183,7 @@ def plan_compaction(log: PartitionLog, now_ms: int) -> Plan | None:
     if ratio <= config.min_cleanable_dirty_ratio and not overdue and not tombstones_end:
         return None
     start, end = segments[0].base_offset, segments[-1].end_offset
-    return Plan(
+    return CompactionPlan(
         directory=log.directory,
         segments=tuple(segments),
         log_start_offset=log.log_start_offset,
@@ -230,7 +230,7 @@ class Stopped(Exception):
 class Compaction:
     """One pass over a log; all methods read files and belong into a thread or a process.
 
-    Calls: `read_keys` once, then `rewrite` for each of `Plan.groups` in order.
+    Calls: `read_keys` once, then `rewrite` for each of `CompactionPlan.groups` in order.
 
     Attributes:
         clean_to: offset at which the next pass begins to read keys.
@@ -239,7 +239,7 @@ class Compaction:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CompactionPlan,
         *,
         max_keys: int = MAX_KEYS,
         stopped: Callable[[], bool] = lambda: False,

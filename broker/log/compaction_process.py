@@ -1,9 +1,9 @@
 """A pass of compaction in a process of its own, so that it never holds the broker's interpreter lock.
 
-The process is a fresh interpreter that imports little. It is sent the `Plan` over a socket and answers when
-it has read the keys; then it is sent one group after the other and answers each. It reads closed segments and
-writes `swap_source`. The broker plans, swaps and saves the state. Without a broker the process ends at its
-next message, which is at most `_BEAT_SECONDS` later unless the disk hangs.
+The process is a fresh interpreter that imports little. It is sent the `CompactionPlan` over a socket and
+answers when it has read the keys; then it is sent one group after the other and answers each. It reads
+closed segments and writes `swap_source`. The broker plans, swaps and saves the state. Without a broker the
+process ends at its next message, which is at most `_BEAT_SECONDS` later unless the disk hangs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .swap import discard_swap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .compaction import Group, Plan
+    from .compaction import CompactionPlan, Group
 
 
 _BEAT_SECONDS: Final = 0.1
@@ -46,12 +46,12 @@ class _Answer(NamedTuple):
 class CompactionProcess:
     """One pass over a log, in another process; all methods block and belong into a thread.
 
-    Calls: `read_keys` once, `rewrite` for each of `Plan.groups` in order, `close` in any case. The attributes
-    are those of `Compaction`.
+    Calls: `read_keys` once, `rewrite` for each of `CompactionPlan.groups` in order, `close` in any case. The
+    attributes are those of `Compaction`.
     """
 
     def __init__(
-        self, plan: Plan, *, stopped: Callable[[], bool], beat: Callable[[], None]
+        self, plan: CompactionPlan, *, stopped: Callable[[], bool], beat: Callable[[], None]
     ) -> None:
         """Start nothing yet.
 
@@ -105,7 +105,7 @@ class CompactionProcess:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, request: Plan | Group) -> Rewritten | None:
+    def _ask(self, request: CompactionPlan | Group) -> Rewritten | None:
         try:
             # Not by `send`, which pickles into a BytesIO and sends a view of it: if the process is gone, the
             # error's traceback has both, and Python 3.13 complains when it collects them as garbage.

@@ -101,16 +101,16 @@ def read_sealed(path: Path) -> bytes | None:
     return payload
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChecksummedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a checked file; an operator who edits the file removes the `checksum`."""
 
     checksum: str = ""
 
 
-Content = TypeVar("Content", bound=Checked)
+Content = TypeVar("Content", bound=ChecksummedFile)
 
 
-def write_checked(path: Path, content: Checked) -> None:
+def write_checked(path: Path, content: ChecksummedFile) -> None:
     """Create or replace a checked file durably."""
     sealed = msgspec.structs.replace(content, checksum=_checksum(content))
     replace_file(path, msgspec.json.encode(sealed))
@@ -129,5 +129,5 @@ def read_checked(path: Path, kind: type[Content]) -> Content:
     return content
 
 
-def _checksum(content: Checked) -> str:
+def _checksum(content: ChecksummedFile) -> str:
     return f"{crc32c(msgspec.json.encode(msgspec.structs.replace(content, checksum=''))):08x}"

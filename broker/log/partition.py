@@ -19,7 +19,7 @@ from .durability import Durability
 from .durable_files import DELETED, UNSYNCED_FILE
 from .records import parse_header
 from .recovery import recover
-from .results import LogFailed, OffsetOutOfRange, ReadResult
+from .results import LogFailed, OffsetNotInLog, ReadResult
 from .segments import Segments
 from .swap import commit_swap, discard_swap, finish_swap
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .producers import ProducerStates
     from .records import BatchHeader
     from .recovery import Recovered
-    from .results import Appended, Span
+    from .results import Appended, ReadSpan
     from .segment import Segment
 
 
@@ -218,14 +218,14 @@ class PartitionLog:
 
     # -- read --------------------------------------------------------------------------------------
 
-    def read_into(self, offset: int, buffer: memoryview) -> Span:
+    def read_into(self, offset: int, buffer: memoryview) -> ReadSpan:
         """Fill `buffer` with whole batches, beginning with the one that contains `offset`.
 
         It may stop early, at the end of a segment. It skips leading batches without records, which
         compaction leaves, when nothing else would be read.
 
         Raises:
-            OffsetOutOfRange: `offset` is neither in the log nor its end.
+            OffsetNotInLog: `offset` is neither in the log nor its end.
             LogCorrupt: the batch is damaged; the message names file and position.
         """
         self._appender.write_pending()
@@ -342,14 +342,14 @@ class PartitionLog:
         No effect at or below the log start.
 
         Raises:
-            OffsetOutOfRange: `offset` is beyond the log end.
+            OffsetNotInLog: `offset` is beyond the log end.
             LogFailed: the disk failed.
         """
         self._appender.write_pending()
         self._appender.check_writable()
         start, end = self._segments.log_start_offset, self._appender.next_offset
         if offset > end:
-            raise OffsetOutOfRange(offset, start, end)
+            raise OffsetNotInLog(offset, start, end)
         if offset <= start:
             return
         if offset == end:

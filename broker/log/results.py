@@ -13,7 +13,7 @@ class LogError(Exception):
     """An operation on a partition's log failed."""
 
 
-class OffsetOutOfRange(LogError):
+class OffsetNotInLog(LogError):
     """The offset is below the log start or beyond the log end (OFFSET_OUT_OF_RANGE)."""
 
     def __init__(self, offset: int, log_start_offset: int, next_offset: int) -> None:
@@ -62,7 +62,7 @@ class Appended(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ReadSpan:
     """The whole batches that `read_into` put into the buffer.
 
     They take `size` bytes and end before `next_offset`. The first one contains the requested offset, or

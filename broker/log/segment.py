@@ -31,7 +31,7 @@ from .records import (
     read_records,
     whole_batches,
 )
-from .results import LogCorrupt, Span
+from .results import LogCorrupt, ReadSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -342,7 +342,7 @@ class Segment:
         if self.end_offset is not None and offset != self.end_offset:
             raise self._ends_before(offset)
 
-    def read_into(self, offset: int, buffer: memoryview) -> Span:
+    def read_into(self, offset: int, buffer: memoryview) -> ReadSpan:
         """Read whole batches, from the one that contains `offset` on; see `PartitionLog.read_into`."""
         position = self._ends.get(offset)
         first_offset = offset
@@ -371,11 +371,11 @@ class Segment:
         if not at:
             verify = position < self.verified_from
             header = next(self.batches(position, first_offset, verify=verify))
-            return Span(0, first_offset, first_offset, header.size)
+            return ReadSpan(0, first_offset, first_offset, header.size)
         if len(self._ends) >= _MAX_ENDS:
             self._ends.clear()
         self._ends[next_offset] = position + at
-        return Span(at, first_offset, next_offset)
+        return ReadSpan(at, first_offset, next_offset)
 
     def batch_at(self, offset: int) -> BatchHeader:
         """Return the header of the batch that contains `offset`; raises `LogCorrupt` if there is none."""

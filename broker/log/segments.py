@@ -8,7 +8,7 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 from .records import HEADER_BYTES, parse_header
-from .results import OffsetOutOfRange, Span
+from .results import OffsetNotInLog, ReadSpan
 from .segment import Segment, segment_path
 from .swap import swap_path
 
@@ -68,12 +68,12 @@ class Segments:
         """Bytes of all segment files, without indexes."""
         return sum(segment.size for segment in self._segments)
 
-    def read_into(self, offset: int, end_offset: int, buffer: memoryview) -> Span:
+    def read_into(self, offset: int, end_offset: int, buffer: memoryview) -> ReadSpan:
         """Read batches of a log that ends at `end_offset`; see `PartitionLog.read_into`."""
         if not self.log_start_offset <= offset <= end_offset:
-            raise OffsetOutOfRange(offset, self.log_start_offset, end_offset)
+            raise OffsetNotInLog(offset, self.log_start_offset, end_offset)
         if offset == end_offset:
-            return Span(0, offset, offset)
+            return ReadSpan(0, offset, offset)
         while True:
             segment = self._containing(offset)
             span = segment.read_into(offset, buffer)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class Examination(Checkup):
+class DirectoryCheckup(Checkup):
     """The checkup of a data directory; `clean`: the last broker stopped cleanly."""
 
     clean: bool
@@ -45,7 +45,7 @@ class Examination(Checkup):
         return any(finding.kind == "damage" for finding in self.findings)
 
 
-def examine(data_dir: Path) -> Examination:
+def examine(data_dir: Path) -> DirectoryCheckup:
     """Check all files of a data directory.
 
     Raises BrokerError if it is no data directory, has another format, or is used by a broker, and OSError
@@ -56,9 +56,9 @@ def examine(data_dir: Path) -> Examination:
         return _examine(data_dir)
 
 
-def _examine(data_dir: Path) -> Examination:
+def _examine(data_dir: Path) -> DirectoryCheckup:
     clean = (data_dir / "clean").exists()
-    examination = Examination(clean=clean)
+    examination = DirectoryCheckup(clean=clean)
     if not clean:
         examination.note(
             data_dir, "the broker was not stopped cleanly; the next start checks the logs"
@@ -77,7 +77,7 @@ def _examine(data_dir: Path) -> Examination:
     return examination
 
 
-def _examine_topic(examination: Examination, directory: Path) -> None:
+def _examine_topic(examination: DirectoryCheckup, directory: Path) -> None:
     if (directory / DELETED_MARK).exists():
         examination.note(directory, "the topic is deleted; the next start removes the directory")
         return

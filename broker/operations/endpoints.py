@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .health import Health
 
 
-class HealthServer(HttpServer):
+class BrokerHealthServer(HttpServer):
     """HTTP server for one broker's health and metrics.
 
     Raises BrokerError on entering, if it cannot bind the address.

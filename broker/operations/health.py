@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from anyio import to_thread
 
-from ..supervision import STALL_SECONDS, Supervisor
+from ..supervision import STALL_SECONDS, Supervision
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ class Health:
     """
 
     def __init__(self, data_dir: Path) -> None:
-        self.supervisor = Supervisor()
+        self.supervisor = Supervision()
         self.state = BrokerState.STARTING
         self._data_dir = data_dir
         self._group_commit: GroupCommit | None = None

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from ..log.compaction import Plan
+    from ..log.compaction import CompactionPlan
     from ..settings import BrokerSettings
-    from ..supervision import Supervisor
+    from ..supervision import Supervision
     from ..topics.topic import Partition
     from ..topics.topics import Topics
 
@@ -41,7 +41,7 @@ logger = structlog.get_logger(__name__)
 class Maintenance:
     """The periodic tasks of a broker's logs: syncs, retention and compaction."""
 
-    def __init__(self, topics: Topics, executor: Executor, supervisor: Supervisor) -> None:
+    def __init__(self, topics: Topics, executor: Executor, supervisor: Supervision) -> None:
         """`executor`: runs the syncs."""
         self._topics = topics
         self._executor = executor
@@ -88,13 +88,15 @@ class Maintenance:
                     await compact(partition, topics, now_ms=_now_ms(), beat=beat)
 
 
-def _may_try(supervisor: Supervisor, work: str, partition: Partition) -> bool:
+def _may_try(supervisor: Supervision, work: str, partition: Partition) -> bool:
     where = {"topic": partition.topic, "partition": partition.index}
     return not partition.closed and supervisor.may_try(work, **where)
 
 
 @contextmanager
-def _attempt(supervisor: Supervisor, work: str, event: str, partition: Partition) -> Iterator[None]:
+def _attempt(
+    supervisor: Supervision, work: str, event: str, partition: Partition
+) -> Iterator[None]:
     where = {"topic": partition.topic, "partition": partition.index}
     with supervisor.attempt(work, event, **where):
         try:
@@ -108,7 +110,7 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-async def retain(topics: Topics, supervisor: Supervisor, *, now_ms: int) -> None:
+async def retain(topics: Topics, supervisor: Supervision, *, now_ms: int) -> None:
     """Apply retention to all partitions."""
     for partition in topics.partitions:
         if not _may_try(supervisor, _RETENTION, partition):
@@ -179,7 +181,7 @@ async def compact(
 async def _run(
     partition: Partition,
     topics: Topics,
-    plan: Plan,
+    plan: CompactionPlan,
     compaction: Compaction | CompactionProcess,
     *,
     now_ms: int,

@@ -1,8 +1,8 @@
 """The metrics of a broker: those that it counts as they happen, and those that are read at each scrape.
 
-Rare events have Prometheus' instruments (`Metrics`), requests have counters without locks (`apis/meters.py`).
-`BrokerCollector` reads values that the broker holds anyway, or counts too often for an instrument with a
-lock. The series of a topic or group therefore end when it is deleted.
+Rare events have Prometheus' instruments (`BrokerMetrics`), requests have counters without locks
+(`apis/meters.py`). `BrokerCollector` reads values that the broker holds anyway, or counts too often
+for an instrument with a lock. The series of a topic or group therefore end when it is deleted.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from ..coordinators.group_coordinator import GroupCoordinator
     from ..coordinators.transaction_coordinator import TransactionCoordinator
     from ..server.server import Server
-    from ..supervision import Supervisor
+    from ..supervision import Supervision
     from ..topics.topics import Topics
 
 
-class Metrics:
+class BrokerMetrics:
     """The instruments of one broker, in a registry of their own, with the `process_*` metrics."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Metrics:
 class BrokerCollector(Collector):
     """Collect the metrics of one broker; call it in the broker's event loop."""
 
-    def __init__(self, services: Services, server: Server, supervisor: Supervisor) -> None:
+    def __init__(self, services: Services, server: Server, supervisor: Supervision) -> None:
         self._services = services
         self._server = server
         self._supervisor = supervisor
@@ -268,7 +268,7 @@ def _logs(topics: Topics) -> Iterator[Metric]:
     )
 
 
-def _failures(supervisor: Supervisor) -> Metric:
+def _failures(supervisor: Supervision) -> Metric:
     family = _gauge(
         "work_failures",
         "Failed attempts in a row of background work, such as compaction, that is tried again.",

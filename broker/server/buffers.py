@@ -79,7 +79,7 @@ class RequestBuffers:
         return self.small if size <= _LARGE else self.large
 
 
-class Intake:
+class ReceiveMemory:
     """The memory that all connections of an event loop receive into, one after the other.
 
     What they received stays as it is until the turn's appends, which refer to it, are written. It does not

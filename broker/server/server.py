@@ -15,7 +15,7 @@ from kmr.service.logs import Repetition
 
 from ..errors import BrokerError
 from ..turns import in_turns
-from .buffers import Intake, RequestBuffers
+from .buffers import ReceiveMemory, RequestBuffers
 from .connection import IPV4_MAPPED, Connection
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from ..authorization.users import Users
     from ..listeners import Listener
-    from ..operations.metrics import Metrics
+    from ..operations.metrics import BrokerMetrics
     from ..settings import BrokerSettings
     from ..storage.group_commit import GroupCommit
-    from ..supervision import Supervisor
+    from ..supervision import Supervision
     from .dispatch import Dispatcher
 
 
@@ -139,14 +139,14 @@ class Server:
         settings: BrokerSettings,
         dispatcher: Dispatcher,
         group_commit: GroupCommit,
-        metrics: Metrics,
+        metrics: BrokerMetrics,
     ) -> None:
         self.settings = settings
         self.dispatcher = dispatcher
         self.group_commit = group_commit
         self.metrics = metrics
         self.request_buffers = RequestBuffers(settings.request_memory_bytes)
-        self.intake = Intake(self.request_buffers, group_commit)
+        self.intake = ReceiveMemory(self.request_buffers, group_commit)
         self.password_checks = anyio.CapacityLimiter(_PASSWORD_CHECKS)
         self.admission = Admission(settings)
         self._refusals = Repetition()
@@ -165,7 +165,7 @@ class Server:
         self._endpoints.append(endpoint)
         asyncio.get_running_loop().add_reader(endpoint.socket, self._accept, endpoint)
 
-    async def watch_connections(self, supervisor: Supervisor) -> None:
+    async def watch_connections(self, supervisor: Supervision) -> None:
         """Close connections that stall or idle for too long; run until cancelled."""
         await supervisor.repeat(
             "the check of idle connections", self._check_connections, every=SWEEP_INTERVAL

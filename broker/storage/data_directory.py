@@ -23,7 +23,7 @@ from anyio import to_thread
 
 from ..errors import BrokerError
 from ..log.durable_files import (
-    Checked,
+    ChecksummedFile,
     make_directory,
     read_checked,
     read_sealed,
@@ -48,7 +48,7 @@ _BLOCK: Final = 1000  # ids that one write reserves; a crash skips at most this 
 _NOT_OURS: Final = 2**62  # this broker never assigns ids from here on
 
 
-class _Meta(Checked, frozen=True):
+class _Meta(ChecksummedFile, frozen=True):
     format: int
     cluster_id: str
 

@@ -9,7 +9,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from ..coordinators.groups.group_settings import GroupSettings
+from ..coordinators.groups.group_settings import GroupOverrides
 from ..coordinators.offset_store import OffsetStore
 from ..coordinators.state_log import StateLog
 from ..coordinators.transaction_store import TransactionStore
@@ -46,7 +46,7 @@ class Storage:
         self.offsets: OffsetStore
         self.transactions: TransactionStore
         self.producer_ids: ProducerIds
-        self.group_settings: GroupSettings
+        self.group_settings: GroupOverrides
         self._settings = settings
         self._data = data
         self._config = default_log_config(settings)
@@ -91,10 +91,10 @@ class Storage:
                     errors=failures,
                 )
 
-    def _group_settings(self) -> GroupSettings:
+    def _group_settings(self) -> GroupOverrides:
         path = self._data.path / "group-settings"
         try:
-            return GroupSettings(path, self._settings)
+            return GroupOverrides(path, self._settings)
         except (OSError, ValueError) as error:
             raise BrokerError(
                 f"the settings of groups in {path} cannot be read: {error}; restore the file, or delete it"

@@ -22,7 +22,13 @@ from kio.schema.errors import ErrorCode
 
 from ..errors import BrokerError, RequestError
 from ..log.disk_work import do_in_thread
-from ..log.durable_files import Checked, make_directory, read_checked, sync_directory, write_checked
+from ..log.durable_files import (
+    ChecksummedFile,
+    make_directory,
+    read_checked,
+    sync_directory,
+    write_checked,
+)
 from ..log.partition import PartitionLog
 from ..log.recovery import report_recovery
 from ..log.results import LogError, LogFailed
@@ -303,7 +309,7 @@ class Topics:
         return topic
 
 
-class TopicDescription(Checked, frozen=True):
+class TopicDescription(ChecksummedFile, frozen=True):
     """The content of topic.json."""
 
     name: str

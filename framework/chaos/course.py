@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from .faults import Fault, Strike
     from .services import Recorder
-    from .site import Site
+    from .site import SystemUnderTest
 
 
-class Load(Protocol):
+class RecordSource(Protocol):
     """What sends the records."""
 
     @property
@@ -31,7 +31,7 @@ class Load(Protocol):
         """Send no more."""
 
 
-class Course:
+class ScheduleRun:
     """Carries out a schedule.
 
     Args:
@@ -47,8 +47,8 @@ class Course:
 
     def __init__(
         self,
-        site: Site,
-        load: Load,
+        site: SystemUnderTest,
+        load: RecordSource,
         faults: Callable[[str], Fault[Any]],
         recorder: Recorder,
         say: Callable[[str], None],
@@ -71,7 +71,7 @@ class Course:
         """Let all faults of the schedule strike, and return when everything is settled.
 
         Args:
-            finished: set when all records were answered, after `Load.stop`.
+            finished: set when all records were answered, after `RecordSource.stop`.
 
         Raises:
             TimeoutError: it names what did not come about.

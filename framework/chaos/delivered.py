@@ -18,7 +18,7 @@ from ..errors import SinkError
 from ..kafka.connection import ConnectionConfig
 from ..kafka.reading import read_topic
 from ..record import TopicPartition
-from ..sinks.clickhouse.client import Target, connect
+from ..sinks.clickhouse.client import ClickHouseAddress, connect
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from ..sinks.kafka.writer import DeadLetterWriter, KafkaWriter
 from ..sinks.parquet.files import HIDDEN, SUFFIX, open_directory
@@ -214,5 +214,5 @@ def needs_clickhouse(reducers: Iterable[Reducer | None]) -> bool:
     )
 
 
-def _quoted(target: Target, table: str) -> str:
+def _quoted(target: ClickHouseAddress, table: str) -> str:
     return f"{quote_identifier(target.database)}.{quote_identifier(table)}"

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, Literal, TypeVar
 
 import anyio
 
-from .site import Site
+from .site import SystemUnderTest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .services import Service
-    from .site import Worker
+    from .site import WorkerUnderTest
 
-SiteT = TypeVar("SiteT", bound=Site, contravariant=True)
+SiteT = TypeVar("SiteT", bound=SystemUnderTest, contravariant=True)
 Need = Literal["broker", "clickhouse", "postgres", "links", "peers"]
 """Of a site: a broker, a ClickHouse or a PostgreSQL of its own, proxies, two workers in a group."""
 
@@ -52,57 +52,57 @@ def plan(seed: int, faults: Sequence[str], rounds: int = 1) -> list[Strike]:
     return schedule
 
 
-class KillWorker(Fault[Site]):
+class KillWorker(Fault[SystemUnderTest]):
     """SIGKILL of a worker; another takes its place at once."""
 
     name = "kill-worker"
 
-    async def strike(self, site: Site, random: Random) -> str:
+    async def strike(self, site: SystemUnderTest, random: Random) -> str:
         worker = random.choice(site.workers)
         await worker.restart(kill=True)
         return worker.name
 
 
-class RestartWorker(Fault[Site]):
+class RestartWorker(Fault[SystemUnderTest]):
     """SIGTERM of a worker, which drains and leaves; another takes its place."""
 
     name = "restart-worker"
 
-    async def strike(self, site: Site, random: Random) -> str:
+    async def strike(self, site: SystemUnderTest, random: Random) -> str:
         worker = random.choice(site.workers)
         await worker.restart(kill=False)
         return worker.name
 
 
-class KillBroker(Fault[Site]):
+class KillBroker(Fault[SystemUnderTest]):
     """SIGKILL of the broker, started again on the same directory."""
 
     name = "kill-broker"
     needs = frozenset({"broker"})
 
-    async def strike(self, site: Site, random: Random) -> str:
+    async def strike(self, site: SystemUnderTest, random: Random) -> str:
         await kill_and_start(own(site.broker))
         return "broker"
 
 
-class KillClickHouse(Fault[Site]):
+class KillClickHouse(Fault[SystemUnderTest]):
     """SIGKILL of ClickHouse, started again on the same directory."""
 
     name = "kill-clickhouse"
     needs = frozenset({"clickhouse"})
 
-    async def strike(self, site: Site, random: Random) -> str:
+    async def strike(self, site: SystemUnderTest, random: Random) -> str:
         await kill_and_start(own(site.clickhouse))
         return "ClickHouse"
 
 
-class StopBroker(Fault[Site]):
+class StopBroker(Fault[SystemUnderTest]):
     """SIGTERM of the broker, which hands over its state and ends; started again on the same directory."""
 
     name = "stop-broker"
     needs = frozenset({"broker"})
 
-    async def strike(self, site: Site, random: Random) -> str:
+    async def strike(self, site: SystemUnderTest, random: Random) -> str:
         broker = own(site.broker)
         await broker.stop()
         await anyio.sleep(random.uniform(0, 2))
@@ -110,13 +110,13 @@ class StopBroker(Fault[Site]):
         return "broker"
 
 
-class SuspendClickHouse(Fault[Site]):
+class SuspendClickHouse(Fault[SystemUnderTest]):
     """SIGSTOP of ClickHouse for longer than a worker waits for an answer, then SIGCONT."""
 
     name = "suspend-clickhouse"
     needs = frozenset({"clickhouse"})
 
-    async def strike(self, site: Site, random: Random) -> str:
+    async def strike(self, site: SystemUnderTest, random: Random) -> str:
         server, seconds = own(site.clickhouse), random.uniform(2, 8)
         server.pause()
         try:
@@ -126,25 +126,25 @@ class SuspendClickHouse(Fault[Site]):
         return f"clickhouse, for {seconds:.1f} s"
 
 
-class KillEverything(Fault[Site]):
+class KillEverything(Fault[SystemUnderTest]):
     """SIGKILL of everything at once: a power failure that loses no page of the file system's cache."""
 
     name = "kill-everything"
     needs = frozenset({"broker"})
 
-    async def strike(self, site: Site, random: Random) -> str:
+    async def strike(self, site: SystemUnderTest, random: Random) -> str:
         below = [own(site.broker), *([site.clickhouse] if site.clickhouse else [])]
         await kill_and_start_in_order(below, [worker.service for worker in site.workers])
         return f"{', '.join(service.name for service in below)} and every worker"
 
 
-class PauseWorker(Fault[Site]):
+class PauseWorker(Fault[SystemUnderTest]):
     """SIGSTOP of a worker until others have its partitions and have gone on, then SIGCONT."""
 
     name = "pause-worker"
     needs = frozenset({"peers"})
 
-    async def strike(self, site: Site, random: Random) -> str:
+    async def strike(self, site: SystemUnderTest, random: Random) -> str:
         worker = random.choice(site.workers)
         await site.until_joined(worker)
         worker.service.pause()
@@ -156,14 +156,14 @@ class PauseWorker(Fault[Site]):
         return worker.name
 
 
-class RebalanceStorm(Fault[Site]):
+class RebalanceStorm(Fault[SystemUnderTest]):
     """Every worker is restarted again and again, by SIGTERM or SIGKILL, all at the same time."""
 
     name = "rebalance-storm"
     restarts: ClassVar[int] = 16
 
-    async def strike(self, site: Site, random: Random) -> str:
-        async def restart(worker: Worker, own: Random) -> None:
+    async def strike(self, site: SystemUnderTest, random: Random) -> str:
+        async def restart(worker: WorkerUnderTest, own: Random) -> None:
             for _ in range(self.restarts):
                 await worker.restart(kill=own.random() < 0.5)
                 with anyio.move_on_after(own.uniform(1, 10)):
@@ -182,13 +182,13 @@ class ShortStorm(RebalanceStorm):
     restarts = 2
 
 
-class FewerAndMore(Fault[Site]):
+class FewerAndMore(Fault[SystemUnderTest]):
     """Workers drain and leave one by one, up to the last; then they come back one by one."""
 
     name = "fewer-and-more"
     needs = frozenset({"peers"})
 
-    async def strike(self, site: Site, random: Random) -> str:
+    async def strike(self, site: SystemUnderTest, random: Random) -> str:
         leaving = random.sample(site.workers, len(site.workers) - 1)
         for worker in leaving:
             await worker.service.stop()
@@ -199,7 +199,7 @@ class FewerAndMore(Fault[Site]):
         return f"{len(site.workers)} workers, 1 worker, {len(site.workers)} workers"
 
 
-PROCESS_FAULTS: Final[Sequence[Fault[Site]]] = (
+PROCESS_FAULTS: Final[Sequence[Fault[SystemUnderTest]]] = (
     KillWorker(),
     PauseWorker(),
     KillBroker(),

@@ -11,7 +11,7 @@ import anyio
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from ..service.changes import Changes
+from ..service.changes import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ class Load:
         self._interval = _BATCH / rate
         self._recorder = recorder
         self._stopped = False
-        self._changed = Changes()
+        self._changed = Wakeup()
 
     @property
     def count(self) -> int:

@@ -33,7 +33,7 @@ Values = list[bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class MapCounts:
     """What the map makes of some records."""
 
     records: int
@@ -101,7 +101,7 @@ def generate(strategy: Strategy, topic: str, seed: int) -> Values:
     return made
 
 
-def usable(strategy: Strategy, topic: str, values: Values) -> Counts:
+def usable(strategy: Strategy, topic: str, values: Values) -> MapCounts:
     """Map the values once; say what becomes of them.
 
     Raises:
@@ -124,7 +124,7 @@ def usable(strategy: Strategy, topic: str, values: Values) -> Counts:
             "reduce_err: a worker would stop there. Set reduce_err=, or give others with --records FILE"
         )
     made = len(np.unique(result.offsets))
-    counts = Counts(
+    counts = MapCounts(
         records=len(values),
         rows=len(result.offsets),
         filtered=len(values) - made - len(result.failures),

@@ -53,7 +53,7 @@ class ServiceFailed(Exception):
 class Service:
     """One process at a time, over and over: `name` is the same for all of them.
 
-    Made by `Services.add`.
+    Made by `RunningServices.add`.
 
     Args:
         arguments: of `kmr`; made anew for each start.
@@ -65,7 +65,7 @@ class Service:
         self,
         name: str,
         arguments: Callable[[], Sequence[str]],
-        services: Services,
+        services: RunningServices,
         environment: Mapping[str, str],
         ready_line: str,
         waits: bool,
@@ -214,7 +214,7 @@ class Service:
 
     async def _watch(self, process: Process, line: dict[str, Any], ended: anyio.Event) -> None:
         """Keep its output, and record how it ends."""
-        with anyio.CancelScope(shield=True):  # until it has ended: `Services` ends them all
+        with anyio.CancelScope(shield=True):  # until it has ended: `RunningServices` ends them all
             await self._read(process, line)
             code = await process.wait()
             line |= {"code": code, "ended": time.time_ns()}
@@ -247,7 +247,7 @@ class Service:
                     self._ready.set()
 
 
-class Services:
+class RunningServices:
     """All processes of a run; on leaving, stops those that still run, in reverse order of their start."""
 
     def __init__(self, logs: Path, recorder: Recorder, directory: Path | None = None) -> None:

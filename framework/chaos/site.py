@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .services import Service
-    from .view import View
+    from .view import GroupsView
 
 
 @dataclass(eq=False)
-class Worker:
+class WorkerUnderTest:
     """A worker's process, or that of the supervisor of several.
 
     Attributes:
@@ -60,15 +60,15 @@ class Worker:
                 await self.service.start()
 
 
-class Site(ABC):
+class SystemUnderTest(ABC):
     """What faults strike; a subclass starts it.
 
     Attributes:
         broker, clickhouse: None: it is not ours to harm, or there is none.
     """
 
-    view: View
-    workers: Sequence[Worker]
+    view: GroupsView
+    workers: Sequence[WorkerUnderTest]
     broker: Service | None = None
     clickhouse: Service | None = None
 
@@ -94,12 +94,12 @@ class Site(ABC):
             )
         )
 
-    async def until_expelled(self, worker: Worker) -> None:
+    async def until_expelled(self, worker: WorkerUnderTest) -> None:
         """Wait until a worker that is not heard of is no longer a member of its group."""
         client_id = worker.client_id
         await self.view.until(lambda: client_id not in self.view.members(worker.group))
 
-    async def until_joined(self, worker: Worker) -> None:
+    async def until_joined(self, worker: WorkerUnderTest) -> None:
         """Wait until a worker is a member and has partitions; an engine of Spark never is."""
         if worker.joins:
             await self.view.until(lambda: self.view.owns(worker.group, worker.client_id) > 0)

@@ -16,16 +16,16 @@ from anyio import to_thread
 
 from ..errors import KmrError, SettingsError, StrategyError
 from ..record import TopicPartition
-from .course import Course
+from .course import ScheduleRun
 from .delivered import CLICKHOUSE_VARIABLE, delivered_by, needs_clickhouse, read_batches
 from .faults import PROCESS_FAULTS, Strike, plan
 from .hurried import STRATEGY_VARIABLE
 from .load import Load
 from .process_record import ProcessRecord
-from .services import START_TIMEOUT, ServiceFailed, Services, free_port
-from .site import Site, Worker
+from .services import START_TIMEOUT, RunningServices, ServiceFailed, free_port
+from .site import SystemUnderTest, WorkerUnderTest
 from .verdict import Verdict, expect, judge
-from .view import View
+from .view import GroupsView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +76,7 @@ class Storm:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StormOutcome:
     """How a storm ended.
 
     Attributes:
@@ -116,7 +116,7 @@ def _sinks(strategy: Strategy) -> list[Reducer | None]:
 
 def carry_out(
     storm: Storm, strategy: Strategy, directory: Path, say: Callable[[str], None]
-) -> Outcome:
+) -> StormOutcome:
     """Run a storm from its first process to its verdict. Call it where no event loop runs.
 
     Args:
@@ -140,7 +140,7 @@ def carry_out(
         for branch, expected in expect(strategy, ended.batches).items()
     }
     killed = sum(line["ending"] == "killed" for line in ended.record.processes)
-    return Outcome(
+    return StormOutcome(
         verdicts,
         ended.given_up,
         tuple(ended.record.died()),
@@ -169,10 +169,10 @@ async def _carry_out(
     storm: Storm, strategy: Strategy, directory: Path, say: Callable[[str], None]
 ) -> _Ended:
     record, faults = ProcessRecord(say), possible_faults(storm, strategy)
-    async with _StrategySite(storm, strategy, directory, record) as site:
+    async with _StrategyUnderTest(storm, strategy, directory, record) as site:
         workers = "1 worker shares" if storm.workers == 1 else f"{storm.workers} workers share"
         say(f"{workers} {storm.partitions} partition{'' if storm.partitions == 1 else 's'}")
-        course = Course(
+        course = ScheduleRun(
             *(site, site.load, faults.__getitem__, record, say),
             between=storm.between,
             patience=storm.patience,
@@ -211,7 +211,7 @@ def _schedule(storm: Storm, names: Sequence[str]) -> Sequence[Strike]:
     return plan(storm.seed, names, -(-wanted // len(names)))[:wanted]
 
 
-class _StrategySite(Site):
+class _StrategyUnderTest(SystemUnderTest):
     """The processes around one strategy; an async context manager."""
 
     load: Load
@@ -232,7 +232,7 @@ class _StrategySite(Site):
             self.sinks[branch] = sink
         self.errors = delivered_by(strategy.reduce_err, topics)
         self.bootstrap_servers = f"127.0.0.1:{free_port()}"
-        self.view = View(self.bootstrap_servers, [GROUP], record)
+        self.view = GroupsView(self.bootstrap_servers, [GROUP], record)
         self.load = Load(self.bootstrap_servers, storm.values, storm.partitions, storm.rate, record)
         self._storm = storm
         self._strategy = strategy
@@ -240,7 +240,7 @@ class _StrategySite(Site):
             f"http://127.0.0.1:{free_port()}" if needs_clickhouse(_sinks(strategy)) else ""
         )
         self._directory = directory
-        self._services = Services(directory / "logs", record)
+        self._services = RunningServices(directory / "logs", record)
         self._stack = AsyncExitStack()
         self._supervision = anyio.CancelScope()
         self.workers = [self._declare(number) for number in range(1, storm.workers + 1)]
@@ -354,7 +354,7 @@ class _StrategySite(Site):
                     "would count too; empty it, or choose another --topic"
                 )
 
-    def _declare(self, number: int) -> Worker:
+    def _declare(self, number: int) -> WorkerUnderTest:
         storm, name = self._storm, f"worker-{number}"
         topics = [flag for topic in storm.values for flag in ("--topic", topic)]
         service = self._services.add(
@@ -370,4 +370,4 @@ class _StrategySite(Site):
             **({CLICKHOUSE_VARIABLE: self._clickhouse_url} if self._clickhouse_url else {}),
             **{STRATEGY_VARIABLE: storm.strategy},
         )
-        return Worker(service, GROUP)
+        return WorkerUnderTest(service, GROUP)

@@ -27,7 +27,7 @@ _SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedRecords:
     """The expected outcome for each record of one partition, in the order of their offsets.
 
     Attributes:
@@ -83,7 +83,7 @@ class Verdict:
 
 def expect(
     strategy: Strategy, batches: Iterable[Batch]
-) -> dict[str, dict[TopicPartition, Expected]]:
+) -> dict[str, dict[TopicPartition, ExpectedRecords]]:
     """Map the records that are in the topics. Call it where no event loop runs.
 
     Returns:
@@ -95,16 +95,18 @@ def expect(
 
 def _expect(
     mapped: Sequence[tuple[Batch, MapResult]], branch: str
-) -> dict[TopicPartition, Expected]:
-    parts: dict[TopicPartition, list[Expected]] = defaultdict(list)
+) -> dict[TopicPartition, ExpectedRecords]:
+    parts: dict[TopicPartition, list[ExpectedRecords]] = defaultdict(list)
     for batch, result in mapped:
         offsets = np.asarray(batch.offsets(), np.int64)
         at = np.searchsorted(offsets, offsets_in(result, branch))
         counts = np.bincount(at, minlength=len(offsets))
         failed = np.isin(offsets, [failure.offset for failure in result.failures])
-        parts[batch.topic_partition].append(Expected(offsets, counts.astype(np.int64), failed))
+        parts[batch.topic_partition].append(
+            ExpectedRecords(offsets, counts.astype(np.int64), failed)
+        )
     return {
-        at: Expected(
+        at: ExpectedRecords(
             np.concatenate([each.offsets for each in found]),
             np.concatenate([each.rows for each in found]),
             np.concatenate([each.failed for each in found]),
@@ -114,7 +116,7 @@ def _expect(
 
 
 def judge(
-    expected: Mapping[TopicPartition, Expected],
+    expected: Mapping[TopicPartition, ExpectedRecords],
     found: Counts,
     errors: Counts | None,
     delivery: Delivery,

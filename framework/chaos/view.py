@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from ..errors import KmrError
-from ..kafka.admin import Group, connect_admin
+from ..kafka.admin import GroupListing, connect_admin
 from ..kafka.connection import ConnectionConfig
-from ..service.changes import Changes
+from ..service.changes import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ _INTERVAL: Final = 0.2
 _PATIENCE: Final = 20.0
 
 
-class View:
+class GroupsView:
     """The consumer groups, as the broker shows them again and again; each change of an offset is kept."""
 
     def __init__(self, bootstrap_servers: str, groups: Iterable[str], recorder: Recorder) -> None:
@@ -30,10 +30,10 @@ class View:
             bootstrap_servers=bootstrap_servers, client_id="chaos-view", request_timeout=5.0
         )
         self._recorder = recorder
-        self._changed = Changes()
+        self._changed = Wakeup()
         self.offsets: dict[str, dict[tuple[str, int], int]] = {group: {} for group in groups}
         """The committed offsets of each group, by topic and partition."""
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, GroupListing] = {}
 
     async def watch(self) -> None:
         """Look until cancelled; a broker that does not answer is asked again."""

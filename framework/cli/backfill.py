@@ -37,8 +37,8 @@ from .offsets import milliseconds
 from .output import plain_console, plain_table
 
 if TYPE_CHECKING:
-    from ..history.backfill import Prepared
-    from ..history.plan import Bound, Plan
+    from ..history.backfill import PreparedPlan
+    from ..history.plan import BackfillPlan, Bound
     from ..strategy import Strategy
 
 _FIRST = (
@@ -138,11 +138,11 @@ def backfill(
     return _count(settings, loaded, plan)
 
 
-async def _begin(settings: Settings, prepared: Prepared) -> Plan:
+async def _begin(settings: Settings, prepared: PreparedPlan) -> BackfillPlan:
     return await begin(settings, prepared)
 
 
-def _read(given: Given[Settings], settings: Settings, plan: Plan) -> int:
+def _read(given: Given[Settings], settings: Settings, plan: BackfillPlan) -> int:
     """Read the history with workers; return their exit code."""
     from ..supervisor.command import run_workers
 
@@ -177,7 +177,7 @@ def _read_by_spark(
     settings: Settings,
     strategy: Strategy,
     spark: EngineSettings,
-    prepared: Prepared,
+    prepared: PreparedPlan,
 ) -> int:
     """Read the history with Spark; return the exit code of its engine."""
     from ..spark.engine.engine import run_engine
@@ -189,7 +189,7 @@ def _read_by_spark(
         return run_engine(strategy, own, options, spark_bounds(prepared))
 
 
-def _count(settings: Settings, strategy: Strategy, plan: Plan) -> int:
+def _count(settings: Settings, strategy: Strategy, plan: BackfillPlan) -> int:
     from ..history.audit import audit
 
     result = anyio.run(audit, settings, strategy, plan)
@@ -199,7 +199,7 @@ def _count(settings: Settings, strategy: Strategy, plan: Plan) -> int:
     return 0 if result.is_complete else 1
 
 
-def _show_plan(prepared: Prepared) -> None:
+def _show_plan(prepared: PreparedPlan) -> None:
     plan = prepared.plan
     console = plain_console()
     table = plain_table("Partition", "From", "Cut", "Offsets", "Bytes", left=("Partition",))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..chaos.records import Values
-    from ..chaos.storm import Outcome, Storm
+    from ..chaos.storm import Storm, StormOutcome
     from ..strategy import Strategy
 
 _GENERATED = "generated"
@@ -178,7 +178,7 @@ def _values(strategy: Strategy, records: str, topic: str, seed: int) -> dict[str
 
 
 @dataclass
-class _Place:
+class _WorkDirectory:
     """A directory, and whether it stays."""
 
     path: Path
@@ -186,7 +186,7 @@ class _Place:
 
 
 @contextmanager
-def _place(directory: Path | None) -> Iterator[_Place]:
+def _place(directory: Path | None) -> Iterator[_WorkDirectory]:
     """Make the directory of a run; one that is not named is removed unless it is to be kept."""
     if directory is not None:
         try:
@@ -195,9 +195,9 @@ def _place(directory: Path | None) -> Iterator[_Place]:
                 raise SettingsError(f"--dir {directory}: it is not empty; name a new directory")
         except OSError as error:
             raise SettingsError(f"--dir {directory}: {error.strerror}") from error
-        yield _Place(directory.resolve(), kept=True)
+        yield _WorkDirectory(directory.resolve(), kept=True)
         return
-    place = _Place(Path(tempfile.mkdtemp(prefix="kmr-chaos-")), kept=False)
+    place = _WorkDirectory(Path(tempfile.mkdtemp(prefix="kmr-chaos-")), kept=False)
     try:
         yield place
     finally:
@@ -205,7 +205,7 @@ def _place(directory: Path | None) -> Iterator[_Place]:
             shutil.rmtree(place.path, ignore_errors=True)
 
 
-def _show(console: Any, strategy: Strategy, storm: Storm, outcome: Outcome) -> None:
+def _show(console: Any, strategy: Strategy, storm: Storm, outcome: StormOutcome) -> None:
     console.print(
         f"{outcome.struck} fault{'' if outcome.struck == 1 else 's'}, {outcome.killed} "
         f"process{'' if outcome.killed == 1 else 'es'} killed, in {outcome.seconds:.0f} s."

@@ -20,7 +20,7 @@ from ..kafka.subscription import subscription_of
 from ..loading import load_strategy
 from ..mapping.annotations import at_most_one_row
 from ..settings import GROUP, GroupSettings
-from ..sinks.clickhouse.client import Target, connect
+from ..sinks.clickhouse.client import ClickHouseAddress, connect
 from ..spark.session import SharedSession
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ FROM ({inner}) AS deliveries WHERE {within} GROUP BY topic, `partition`"""
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class CoordinateColumns:
     """The columns of a table that name a message.
 
     Parameters
@@ -86,11 +86,11 @@ class Columns:
         return topic
 
 
-COLUMNS: Final = Columns()
+COLUMNS: Final = CoordinateColumns()
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionResult:
+class PartitionDeliveries:
     """Deliveries of one partition in a table.
 
     Attributes:
@@ -127,7 +127,7 @@ class CheckResult:
     """
 
     table: str
-    partitions: tuple[PartitionResult, ...]
+    partitions: tuple[PartitionDeliveries, ...]
     expected: int | None = None
     several: bool = False
 
@@ -201,14 +201,14 @@ def join_results(
         named = any(topic for topic, _ in partitions)
         for at, (start, end) in committed.items():
             key = (at.topic if named else "", at.partition)
-            result = partitions.get(key) or PartitionResult(*key, -1, -1, 0, 0)
+            result = partitions.get(key) or PartitionDeliveries(*key, -1, -1, 0, 0)
             filtered = max(0, end - start) - counts.get(key, 0)
             partitions[key] = replace(result, missing=0, filtered=filtered)
     return CheckResult(table, tuple(partitions[key] for key in sorted(partitions)), expected)
 
 
-def _partition(row: Mapping[str, Any], doubled: Mapping[str, Any] | None) -> PartitionResult:
-    return PartitionResult(
+def _partition(row: Mapping[str, Any], doubled: Mapping[str, Any] | None) -> PartitionDeliveries:
+    return PartitionDeliveries(
         topic=row["topic"],
         partition=row["partition"],
         first=row["first_offset"],
@@ -226,7 +226,7 @@ def check(
     table: str,
     url: str | None = None,
     database: str | None = None,
-    columns: Columns = COLUMNS,
+    columns: CoordinateColumns = COLUMNS,
     expected: int | None = None,
     committed: Committed | None = None,
 ) -> CheckResult:
@@ -245,7 +245,7 @@ def check(
         StrategyError: the URL is not valid.
     """
     in_database, _, name = table.rpartition(".")
-    target = Target.of(url, database or in_database or None)
+    target = ClickHouseAddress.of(url, database or in_database or None)
     full_name = f"{target.database}.{name}"
     with connect(target) as client:
         topic = columns.topic_in(full_name, _columns(client, target, name))
@@ -259,7 +259,7 @@ def check(
     return join_results(full_name, *rows, expected=expected, committed=committed)
 
 
-def _columns(client: Client, target: Target, table: str) -> list[str]:
+def _columns(client: Client, target: ClickHouseAddress, table: str) -> list[str]:
     where = {"database": target.database, "table": table}
     columns = [row[0] for row in client.query(_COLUMNS_SQL, parameters=where).result_rows]
     if not columns:
@@ -270,7 +270,7 @@ def _columns(client: Client, target: Target, table: str) -> list[str]:
 def _statements(
     folder: str,
     source: str,
-    columns: Columns,
+    columns: CoordinateColumns,
     topic: str | None,
     quote: Callable[[str], Any],
     committed: Committed | None,
@@ -306,7 +306,7 @@ def check_spark(
     *,
     master: str | None = None,
     format: str | None = None,  # noqa: A002  Spark's word
-    columns: Columns = COLUMNS,
+    columns: CoordinateColumns = COLUMNS,
     expected: int | None = None,
     committed: Committed | None = None,
 ) -> CheckResult:
@@ -463,7 +463,7 @@ def _command(
     spark: str | None = None,
     master: str | None = None,
     format: str | None = None,  # noqa: A002  Spark's word
-    columns: Columns = COLUMNS,
+    columns: CoordinateColumns = COLUMNS,
     rows_per_record: Literal["one", "any"] | None = None,
     strategy: str | None = None,
     expected: int | None = None,

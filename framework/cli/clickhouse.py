@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 from .._extras import require_extra
 from ..embedded.query import parse_statement
 from ..errors import SettingsError, StrategyError
-from ..sinks.clickhouse.client import Target, connect
+from ..sinks.clickhouse.client import ClickHouseAddress, connect
 from .output import plain_console
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def query(
     sql = sql.strip().rstrip(";")
     # Only a statement with a result takes a FORMAT clause, and it takes one.
     choose = statement.answers and statement.format is None
-    with connect(Target.of(url)) as client:
+    with connect(ClickHouseAddress.of(url)) as client:
         answer = client.raw_query(sql, fmt=format if choose else None)
     sys.stdout.write(answer.decode(errors="replace"))
 

@@ -6,7 +6,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from ..config.flags import Given, settings_flags
-from ..config.layers import Found
+from ..config.layers import LayeredValue
 from ..config.schema import Setting, show_quantity
 from ..settings import WORKER, Settings
 from .output import plain_console, print_json
@@ -40,7 +40,7 @@ def show(
         console.print(line)
 
 
-def to_toml(settings: tuple[Setting, ...], found: dict[str, Found]) -> list[str]:
+def to_toml(settings: tuple[Setting, ...], found: dict[str, LayeredValue]) -> list[str]:
     """Write the settings as lines of TOML, with origins as comments; unset settings are comments too."""
     lines: list[str] = []
     table = None

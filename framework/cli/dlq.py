@@ -98,7 +98,7 @@ class LetterFilter:
         )
 
 
-class Box(NamedTuple):
+class TopicLetters(NamedTuple):
     """The letters of a topic and the passes over them.
 
     Attributes:
@@ -117,7 +117,7 @@ class Box(NamedTuple):
 By = Literal["topic", "group", "strategy", "strategy-version", "stage", "reason", "exception"]
 
 
-class Summary(NamedTuple):
+class LetterGroup(NamedTuple):
     """Letters that have these headers in common; times in milliseconds since 1970."""
 
     common: dict[str, str]
@@ -374,7 +374,7 @@ def _connection(settings: ClusterSettings) -> ConnectionConfig:
     return connection_config(settings)
 
 
-async def _look(config: ConnectionConfig, topic: str) -> Box:
+async def _look(config: ConnectionConfig, topic: str) -> TopicLetters:
     """Read the whole topic; keep places and headers, not keys and values."""
     tables: list[pa.Table] = []
     passes: list[Pass] = []
@@ -385,7 +385,7 @@ async def _look(config: ConnectionConfig, topic: str) -> Box:
         ends[batch.partition] = batch.last + 1
     letters = Letters.of(tables)
     open_, masks = covered(letters, passes)
-    return Box(letters, passes, masks, open_, dict(ends))
+    return TopicLetters(letters, passes, masks, open_, dict(ends))
 
 
 async def _find(
@@ -410,7 +410,7 @@ async def _find(
 
 
 async def _unfinished(
-    config: ConnectionConfig, topic: str, box: Box
+    config: ConnectionConfig, topic: str, box: TopicLetters
 ) -> tuple[Pass, NDArray[np.bool_]] | None:
     """Return the replay that has letters beyond its committed offsets, and all letters that it covers."""
     async with connect_admin(config) as admin:
@@ -441,7 +441,7 @@ async def _write_pass(config: ConnectionConfig, topic: str, new: Pass) -> None:
 
 def _new_pass(
     action: Literal["replay", "resend", "drop"],
-    box: Box,
+    box: TopicLetters,
     which: LetterFilter | None,
     limit: int | None,
     to: str,
@@ -471,7 +471,7 @@ def _rate(text: str | None) -> float | None:
     return rate
 
 
-def _announce(box: Box, chosen: NDArray[np.bool_], done: str, *, dry_run: bool) -> bool:
+def _announce(box: TopicLetters, chosen: NDArray[np.bool_], done: str, *, dry_run: bool) -> bool:
     """Say how many letters are chosen, if it is none or a dry run; return whether to go on."""
     console = plain_console()
     count = int(chosen.sum())
@@ -495,7 +495,7 @@ def _as_it_was(records: pa.RecordBatch) -> pa.RecordBatch:
 
 def _summaries(
     letters: Letters, mask: NDArray[np.bool_], by: Sequence[By] = ("stage", "reason")
-) -> list[Summary]:
+) -> list[LetterGroup]:
     """Group letters by headers, the most frequent first."""
     texts: dict[str, Any] = {name: letters.texts[name] for name in by}
     numbers: dict[str, Any] = {
@@ -507,7 +507,7 @@ def _summaries(
         [("written", "count"), ("replays", "max"), ("written", "min"), ("written", "max")]
     )
     found = [
-        Summary(
+        LetterGroup(
             {name: row[name] or "" for name in texts},
             row["written_count"],
             max(0, row["replays_max"]),

@@ -21,7 +21,7 @@ from ..delivery.announcement import (
     read_announcement,
 )
 from ..errors import ConsumerError, SettingsError
-from ..kafka.admin import Admin, Group, connect_admin
+from ..kafka.admin import Admin, GroupListing, connect_admin
 from ..kafka.connection import connection_config
 from ..kafka.consumer import CommitOffset
 from ..kafka.subscription import subscription_of
@@ -58,7 +58,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
 
 @Parameter(name="*", negative_bool=())
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class NewOffsets:
     """The new offsets: exactly one way is given.
 
     Parameters
@@ -128,7 +128,7 @@ def show(
 def reset(
     *,
     given: Given[GroupSettings],
-    target: Target | None = None,
+    target: NewOffsets | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Set the committed offsets of a group; refused while the group has members.
@@ -148,7 +148,7 @@ def reset(
     dry_run
         Print the new offsets without setting them.
     """
-    target = target or Target()
+    target = target or NewOffsets()
     settings = _settings(given)
     before, after, members = anyio.run(partial(_reset, settings, target, dry_run=dry_run))
     announced: dict[TopicPartition, Announcement] = {}
@@ -190,7 +190,7 @@ def _settings(given: Given[GroupSettings]) -> GroupSettings:
     return settings
 
 
-async def _look(settings: GroupSettings) -> tuple[Group, list[PartitionOffsets]]:
+async def _look(settings: GroupSettings) -> tuple[GroupListing, list[PartitionOffsets]]:
     async with connect_admin(connection_config(settings)) as admin:
         group = await admin.group(settings.group)
         committed = await _committed(admin, settings)
@@ -220,7 +220,7 @@ async def _look(settings: GroupSettings) -> tuple[Group, list[PartitionOffsets]]
 
 
 async def _reset(
-    settings: GroupSettings, target: Target, *, dry_run: bool
+    settings: GroupSettings, target: NewOffsets, *, dry_run: bool
 ) -> tuple[dict[TopicPartition, CommitOffset], dict[TopicPartition, int], int]:
     """Return the committed offsets before, the offsets after, and the number of members."""
     async with connect_admin(connection_config(settings)) as admin:
@@ -247,7 +247,7 @@ def _generations(committed: Mapping[TopicPartition, CommitOffset]) -> Iterator[i
 
 async def _aim(
     admin: Admin,
-    target: Target,
+    target: NewOffsets,
     partitions: list[TopicPartition],
     before: Mapping[TopicPartition, CommitOffset],
 ) -> dict[TopicPartition, int]:

@@ -18,9 +18,9 @@ from ..columns.tagged_rows import branches, is_tagged
 from ..config.flags import Given, settings_flags
 from ..errors import KmrError, SettingsError
 from ..kafka.connection import connection_config
-from ..kafka.reading import Window
+from ..kafka.reading import RecordSelection
 from ..loading import load_strategy
-from ..peeking import Mapped
+from ..peeking import MappedRecords
 from ..peeking import peek as peek_at
 from ..reducers.collect import Collect
 from ..settings import CLUSTER, ClusterSettings
@@ -87,10 +87,10 @@ def peek(
     strategy = _any_value(registry, subject) if topic is None else load_strategy(subject)
     config = connection_config(given.load())
     start = None if since is None else 0 if since == "0" else milliseconds(since, "--from")
-    window = Window(None if since is not None else last, start, follow)
+    window = RecordSelection(None if since is not None else last, start, follow)
     console = plain_console()
 
-    async def look() -> list[Mapped]:
+    async def look() -> list[MappedRecords]:
         seen = []
         async for mapped in peek_at(config, strategy, topic or subject, window):
             seen.append(mapped)
@@ -135,7 +135,7 @@ def _decoded(record: Record) -> dict[str, Any]:
     return {"value": record.value.decode()}
 
 
-def _tables(seen: Sequence[Mapped]) -> dict[str, pa.Table]:
+def _tables(seen: Sequence[MappedRecords]) -> dict[str, pa.Table]:
     """Return the rows by the names of their branches, with the place of each record."""
     found: dict[str, list[pa.Table]] = {}
     for batch, result, _ in seen:
@@ -155,7 +155,7 @@ def _tables(seen: Sequence[Mapped]) -> dict[str, pa.Table]:
     return {name: join_tables(tables).table for name, tables in found.items()}
 
 
-def _print(seen: Sequence[Mapped], console: Console) -> None:
+def _print(seen: Sequence[MappedRecords], console: Console) -> None:
     rows = 0
     for name, table in _tables(seen).items():
         rows += len(table)
@@ -184,7 +184,7 @@ def _short(value: object) -> str:
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 
 
-def _ask(sql: str, seen: Sequence[Mapped]) -> str:
+def _ask(sql: str, seen: Sequence[MappedRecords]) -> str:
     """Ask ClickHouse as a library about the rows, which are the table `t`."""
     from chdb.state.sqlitelike import Connection
 

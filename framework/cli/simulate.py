@@ -18,7 +18,7 @@ from ..loading import load_strategy
 from ..service.process import processor_limit
 
 if TYPE_CHECKING:
-    from ..simulation.run import Outcome
+    from ..simulation.run import SimulationOutcome
     from ..simulation.schedule import Schedule
     from ..simulation.simulate import Simulated, Simulator
 
@@ -198,7 +198,7 @@ def _schedule_in(path: Path, simulator: Simulator) -> Schedule:
     return schedule
 
 
-def _draw(outcome: Outcome, form: Literal["text", "mermaid"]) -> None:
+def _draw(outcome: SimulationOutcome, form: Literal["text", "mermaid"]) -> None:
     from ..simulation.trace import draw_mermaid, draw_text
 
     for line in (draw_text if form == "text" else draw_mermaid)(outcome.steps):
@@ -235,7 +235,7 @@ class _Progress:
         self._schedules = schedules
         self._done = 0
 
-    def count(self, _outcome: Outcome) -> None:
+    def count(self, _outcome: SimulationOutcome) -> None:
         self._done += 1
         if self._done % 100 == 0:
             self.show(self._done)

@@ -49,7 +49,7 @@ def top(
     once
         Print the status after one interval as plain text, and exit.
     """
-    watch = Watch(url)
+    watch = StatusPoller(url)
     console = Console(highlight=False, emoji=False)
     if once:
         console.print(screen(watch.look_twice(interval)))
@@ -68,7 +68,7 @@ class WorkerUnreachable(KmrError):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StatusView:
     """A status, with rates since the one before in records per second; None at first."""
 
     status: WorkerStatus
@@ -76,7 +76,7 @@ class View:
     settled_rate: float | None
 
 
-class Watch:
+class StatusPoller:
     """Polls the status of one worker. Raises SettingsError unless `url` is an HTTP address."""
 
     def __init__(self, url: str) -> None:
@@ -85,7 +85,7 @@ class Watch:
         self.url = url.rstrip("/")
         self._last: WorkerStatus | None = None
 
-    def look(self) -> View:
+    def look(self) -> StatusView:
         """Request the worker's status; block for at most 5 seconds.
 
         Raises:
@@ -95,15 +95,15 @@ class Watch:
         last, self._last = self._last, status
         # A shorter uptime is another process behind the same address: no rates across that.
         if last is None or status.uptime <= last.uptime:
-            return View(status, None, None)
+            return StatusView(status, None, None)
         seconds = status.uptime - last.uptime
-        return View(
+        return StatusView(
             status,
             max(0.0, (status.consumed - last.consumed) / seconds),
             max(0.0, (status.settled - last.settled) / seconds),
         )
 
-    def look_twice(self, interval: float) -> View:
+    def look_twice(self, interval: float) -> StatusView:
         """Return the status after `interval` seconds, with rates. Raises what `look` raises."""
         self.look()
         time.sleep(interval)
@@ -128,7 +128,7 @@ class Watch:
             ) from error
 
 
-def screen(view: View) -> Group:
+def screen(view: StatusView) -> Group:
     """Lay out everything that is known of a worker, or of several."""
     status = view.status
     parts: list[RenderableType] = [_summary(view)]
@@ -139,14 +139,14 @@ def screen(view: View) -> Group:
     return Group(*parts, _stages_table(status), _partitions_table(status))
 
 
-def _screen_or_reason(watch: Watch) -> RenderableType:
+def _screen_or_reason(watch: StatusPoller) -> RenderableType:
     try:
         return screen(watch.look())
     except WorkerUnreachable as error:
         return Text(str(error), "red")
 
 
-def _summary(view: View) -> Text:
+def _summary(view: StatusView) -> Text:
     """Format the worker's state, rates, lag, memory and problem, if it has one."""
     status = view.status
     lags = [partition.lag for partition in status.partitions if partition.lag is not None]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..reducers.reducer import Reducer
-    from ..spark.engine.placement import Finding
+    from ..spark.engine.placement import PlacementNote
     from ..strategy import Strategy
 
 
@@ -112,13 +112,13 @@ def validate(
     return 1 if any(finding.level == "error" for finding in found) else 0
 
 
-def _on_spark(strategy: Strategy) -> list[Finding]:
+def _on_spark(strategy: Strategy) -> list[PlacementNote]:
     from ..spark.engine.placement import examine_strategy
 
     return examine_strategy(strategy)
 
 
-def _findings(found: list[Finding]) -> list[str]:
+def _findings(found: list[PlacementNote]) -> list[str]:
     words = {"guarantee": "", "difference": "differs: ", "error": "CANNOT BE: "}
     lines = [f"{finding.stage:<11} {words[finding.level]}{finding.text}" for finding in found]
     return ["", "On Spark:", "", *lines] if found else []

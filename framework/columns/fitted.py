@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .kinds import Array
 
 
-class Target(NamedTuple):
+class TargetColumn(NamedTuple):
     """A column of a destination.
 
     Attributes:
@@ -57,7 +57,7 @@ class Fitted(NamedTuple):
         return self.table.filter(pa.array(~mask_of(list(self.refused), self.table.num_rows)))
 
 
-def fit_columns(rows: pa.Table, targets: Sequence[Target]) -> Fitted:
+def fit_columns(rows: pa.Table, targets: Sequence[TargetColumn]) -> Fitted:
     """Cast rows to the columns of a destination; a column that the rows lack is null."""
     arrays: dict[str, Any] = {}
     refused: dict[int, str] = {}
@@ -90,7 +90,7 @@ def _table(arrays: Mapping[str, Array]) -> pa.Table:
     return pa.Table.from_arrays(list(arrays.values()), names=list(arrays))
 
 
-def _cast(array: Array, target: Target) -> tuple[Cast, Misfit | None]:
+def _cast(array: Array, target: TargetColumn) -> tuple[Cast, Misfit | None]:
     """Cast a column; where no value of its type fits, all values are bad."""
     try:
         return target.cast(array), None
@@ -103,7 +103,7 @@ def _cast(array: Array, target: Target) -> tuple[Cast, Misfit | None]:
     return nulls._replace(bad=either(nulls.bad, wrong) if wrong.any() else nulls.bad), misfit
 
 
-def fit_letters(rows: pa.Table, targets: Sequence[Target]) -> Fitted:
+def fit_letters(rows: pa.Table, targets: Sequence[TargetColumn]) -> Fitted:
     """Cast failed records to the columns of an error sink, which must accept them all.
 
     In text, NUL and what is not UTF-8 are escaped. Another value that does not fit becomes null, or
@@ -134,7 +134,7 @@ def fit_letters(rows: pa.Table, targets: Sequence[Target]) -> Fitted:
     return Fitted(_table(arrays), refused)
 
 
-def _replaced(array: Array, bad: Any, target: Target) -> Cast:
+def _replaced(array: Array, bad: Any, target: TargetColumn) -> Cast:
     cast, _ = _cast(without(array, bad), target)
     if cast.bad is not None and pa.types.is_timestamp(array.type):
         begin = pa.scalar(0, pa.int64()).cast(array.type)

@@ -217,7 +217,7 @@ def _interval(value: Any) -> str:
     return f"P{value.months}M{value.days}D{time}"
 
 
-class Json(NamedTuple):
+class JsonObjects(NamedTuple):
     """A column as objects for `msgspec.json`.
 
     Attributes:
@@ -229,7 +229,7 @@ class Json(NamedTuple):
     bad: dict[int, str]
 
 
-def json_values(array: Array, *, nul: bool = True) -> Json:
+def json_values(array: Array, *, nul: bool = True) -> JsonObjects:
     """Return values that JSON can hold.
 
     NaN and infinity, times of day beyond 24:00, text that is not UTF-8, and a key that is twice in an object,
@@ -242,13 +242,15 @@ def json_values(array: Array, *, nul: bool = True) -> Json:
         return _json(array, nul=nul)
     except RecursionError:
         valid = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-        return Json([None] * len(array), dict.fromkeys(valid.tolist(), ": it is nested too deeply"))
+        return JsonObjects(
+            [None] * len(array), dict.fromkeys(valid.tolist(), ": it is nested too deeply")
+        )
 
 
-def _json(array: Array, *, nul: bool) -> Json:
+def _json(array: Array, *, nul: bool) -> JsonObjects:
     kind = array.type
     if isinstance(kind, pa.UuidType):
-        return Json(text_of(array).to_pylist(), {})
+        return JsonObjects(text_of(array).to_pylist(), {})
     array = plain(array)
     kind = array.type
     if pa.types.is_struct(kind):
@@ -258,28 +260,30 @@ def _json(array: Array, *, nul: bool) -> Json:
     if is_list(kind):
         lists = Lists(array)
         items, bad = _json(lists.items, nul=nul)
-        return Json(_cut(lists, items), _of_lists(lists, bad))
+        return JsonObjects(_cut(lists, items), _of_lists(lists, bad))
     if is_bytes(kind):
-        return Json(_texts_of_bytes(array, nul=nul), {})
+        return JsonObjects(_texts_of_bytes(array, nul=nul), {})
     if pa.types.is_floating(kind):
         odd = rows_where(pc.invert(pc.is_finite(array)))
         values = array.to_pylist()
         rows = [] if odd is None else np.flatnonzero(odd).tolist()
-        return Json(values, {row: f": JSON has no {values[row]}" for row in rows})
+        return JsonObjects(values, {row: f": JSON has no {values[row]}" for row in rows})
     if pa.types.is_union(kind):
-        return Json(python_values(array), {})
+        return JsonObjects(python_values(array), {})
     if is_text(kind):
         return _valid_texts(array, nul=nul)
     if pa.types.is_time(kind) and (beyond := beyond_a_day(array)) is not None:
         array = without(array, beyond)
         rows = np.flatnonzero(beyond).tolist()
-        return Json(text_of(array).to_pylist(), dict.fromkeys(rows, ": it is no time of a day"))
+        return JsonObjects(
+            text_of(array).to_pylist(), dict.fromkeys(rows, ": it is no time of a day")
+        )
     if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         array = text_of(array)
-    return Json(array.to_pylist(), {})
+    return JsonObjects(array.to_pylist(), {})
 
 
-def _valid_texts(array: Array, *, nul: bool) -> Json:
+def _valid_texts(array: Array, *, nul: bool) -> JsonObjects:
     bad: dict[int, str] = {}
     try:
         values = array.to_pylist()
@@ -293,7 +297,7 @@ def _valid_texts(array: Array, *, nul: bool) -> Json:
                 bad[row] = f": {excerpt(raw)} is not UTF-8"
     if not nul and (found := rows_where(pc.match_substring(array, "\0"))) is not None:
         bad |= dict.fromkeys(np.flatnonzero(found).tolist(), ": the text has a NUL")
-    return Json(values, bad)
+    return JsonObjects(values, bad)
 
 
 def _texts_of_bytes(array: Array, *, nul: bool) -> list[str | None]:
@@ -342,12 +346,14 @@ def _of_lists(lists: Lists, bad: dict[int, str], path: str = "[]") -> dict[int, 
     return {int(parents[item]): f"{path}{why}" for item, why in bad.items()}
 
 
-def _objects_of_maps(array: Array, *, nul: bool) -> Json:
+def _objects_of_maps(array: Array, *, nul: bool) -> JsonObjects:
     lists = Lists(array)
     if is_nested(plain(pc.struct_field(lists.items, [0])).type):
         rows = np.flatnonzero(lists.lengths).tolist()
         values = _with_nulls(lists.null, [{} for _ in range(len(array))])
-        return Json(values, dict.fromkeys(rows, ": JSON has no keys that are objects or lists"))
+        return JsonObjects(
+            values, dict.fromkeys(rows, ": JSON has no keys that are objects or lists")
+        )
     keys, bad = _json(_keys(pc.struct_field(lists.items, [0])), nul=nul)
     items, bad_items = _json(pc.struct_field(lists.items, [1]), nul=nul)
     refused = _of_lists(lists, bad, " key") | _of_lists(lists, bad_items)
@@ -360,7 +366,7 @@ def _objects_of_maps(array: Array, *, nul: bool) -> Json:
             refused[row] = f": its key {excerpt(key)} is there twice"
         objects.append(made)
         start = end
-    return Json(_with_nulls(lists.null, objects), refused)
+    return JsonObjects(_with_nulls(lists.null, objects), refused)
 
 
 def _keys(array: Array) -> Array:
@@ -368,23 +374,25 @@ def _keys(array: Array) -> Array:
     return array if is_bytes(array.type) or is_text(array.type) else text_of(array)
 
 
-def _objects_of_structs(array: Array, *, nul: bool) -> Json:
+def _objects_of_structs(array: Array, *, nul: bool) -> JsonObjects:
     names = [field.name for field in array.type]
     null = array.is_null() if array.null_count else None
     valid = ~null.to_numpy(zero_copy_only=False) if null is not None else None
     if (name := twice(array.type)) is not None:
         rows = range(len(array)) if valid is None else np.flatnonzero(valid).tolist()
-        return Json([None] * len(array), dict.fromkeys(rows, f": its field {name} is there twice"))
+        return JsonObjects(
+            [None] * len(array), dict.fromkeys(rows, f": its field {name} is there twice")
+        )
     children = []
     refused: dict[int, str] = {}
     for at, name in enumerate(names):
         values, bad = _json(pc.struct_field(array, [at]), nul=nul)
         refused |= {row: f".{name}{why}" for row, why in bad.items() if valid is None or valid[row]}
         children.append(values)
-    return Json(_with_nulls(null, _objects(tuple(names), children, len(array))), refused)
+    return JsonObjects(_with_nulls(null, _objects(tuple(names), children, len(array))), refused)
 
 
-def json_columns(table: pa.Table) -> Json:
+def json_columns(table: pa.Table) -> JsonObjects:
     """Return the lists of values of all columns; for each row that JSON cannot hold, the column and why."""
     columns: list[list[Any]] = []
     refused: dict[int, str] = {}
@@ -393,7 +401,7 @@ def json_columns(table: pa.Table) -> Json:
         for row, why in bad.items():
             refused.setdefault(row, f"column {name}{why}")
         columns.append(values)
-    return Json(columns, refused)
+    return JsonObjects(columns, refused)
 
 
 class JsonRows(NamedTuple):

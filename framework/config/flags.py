@@ -17,7 +17,7 @@ from .schema import BYTES, SECONDS, show_quantity
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
 
-    from .layers import Found, Layers
+    from .layers import LayeredValue, Layers
     from .schema import Setting
 
 R = TypeVar("R")
@@ -38,7 +38,7 @@ class Given(Generic[T]):
         """Return the settings of all layers; `more` counts as flags. Raises SettingsError."""
         return self.layers.load(self.config, os.environ, {**self.flags, **more})
 
-    def find(self) -> dict[str, Found]:
+    def find(self) -> dict[str, LayeredValue]:
         """Return each setting with its origin; none is required. Raises SettingsError."""
         return self.layers.find(self.config, os.environ, self.flags)
 

@@ -42,7 +42,7 @@ class Conflict(SettingsError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LayeredValue:
     """A value, already of its type, and its origin."""
 
     value: Any
@@ -90,7 +90,7 @@ class Layers(Generic[T]):
 
     def find(
         self, config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
-    ) -> dict[str, Found]:
+    ) -> dict[str, LayeredValue]:
         """Find the value and the origin of each setting that is set or has a default, by dotted name.
 
         A secret may be in a file that the variable NAME_FILE names (`kmr.config.secrets`).
@@ -118,7 +118,7 @@ class Layers(Generic[T]):
         for name, (value, origin) in raw.items():
             setting = settings[name]
             try:
-                found[name] = Found(setting.convert(value), origin)
+                found[name] = LayeredValue(setting.convert(value), origin)
             except ValueError:
                 problems.append(
                     f"{name} must be {setting.allowed}, not {setting.shown(value)} (from {origin})"
@@ -127,7 +127,7 @@ class Layers(Generic[T]):
             raise SettingsError("\n".join(problems))
         return found
 
-    def build(self, found: Mapping[str, Found]) -> T:
+    def build(self, found: Mapping[str, LayeredValue]) -> T:
         """Build the struct from the values that `find` returned.
 
         Raises:
@@ -191,13 +191,13 @@ class Layers(Generic[T]):
         return found
 
 
-def _is_missing(setting: Setting, found: Mapping[str, Found]) -> bool:
+def _is_missing(setting: Setting, found: Mapping[str, LayeredValue]) -> bool:
     if setting.unless is None:
         return setting.required and setting.name not in found
     return not found[setting.name].value and not found[setting.unless].value
 
 
-def _build(struct: type[T], found: Mapping[str, Found], outer: tuple[str, ...]) -> T:
+def _build(struct: type[T], found: Mapping[str, LayeredValue], outer: tuple[str, ...]) -> T:
     values: dict[str, Any] = {}
     for each in msgspec.structs.fields(struct):
         path = (*outer, each.name)

@@ -68,7 +68,7 @@ _AT_PARTITION, _AT_OFFSET, _WRITTEN = "at partition", "at offset", "written"
 _LONGEST_HISTORY: Final = 5
 
 
-class Past(msgspec.Struct, frozen=True):
+class EarlierFailure(msgspec.Struct, frozen=True):
     """An earlier failure of a record that was replayed.
 
     Attributes:
@@ -130,7 +130,9 @@ def letter_headers(failed: pa.Table, context: Context | None = None) -> list[lis
         }
         if OFFSET in old:
             had = [pair for pair in had if pair[0] not in HEADERS]
-            past = Past(_text(old, STAGE), _text(old, REASON), _number(old, ATTEMPT, 1), time or 0)
+            past = EarlierFailure(
+                _text(old, STAGE), _text(old, REASON), _number(old, ATTEMPT, 1), time or 0
+            )
             history = _history(old)
             added |= {name: _text(old, name) or None for name in _ORIGIN}
             added[REPLAYS] = _number(old, REPLAYS, 0) + 1
@@ -152,9 +154,9 @@ def _number(headers: Mapping[str, bytes], name: str, otherwise: int) -> int:
         return otherwise
 
 
-def _history(headers: Mapping[str, bytes]) -> list[Past]:
+def _history(headers: Mapping[str, bytes]) -> list[EarlierFailure]:
     try:
-        return msgspec.json.decode(headers.get(HISTORY, b"[]"), type=list[Past])
+        return msgspec.json.decode(headers.get(HISTORY, b"[]"), type=list[EarlierFailure])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return []
 

@@ -61,7 +61,7 @@ def replay_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PartitionRecords:
     """Records of one topic partition with ascending offsets, and the offsets of their letters.
 
     Attributes:
@@ -139,7 +139,7 @@ class _LetterMap:
         chosen = self._chosen.get(letters.column("partition")[0].as_py(), NO_OFFSETS)
         return letters.filter(pa.array(np.isin(letters.column("offset").to_numpy(), chosen)))
 
-    def _map_of(self, part: _Part, resources: dict[str, Any]) -> tuple[Any, MapSpec]:
+    def _map_of(self, part: _PartitionRecords, resources: dict[str, Any]) -> tuple[Any, MapSpec]:
         """Return the map of the records' topic."""
         strategy = self._strategy.of_topic(part.records.column("topic")[0].as_py())
         function = strategy.map
@@ -170,7 +170,7 @@ class _AsyncLetterMap(_LetterMap):
         return _joined(mapped)
 
 
-def _parts(letters: pa.RecordBatch) -> Iterator[_Part]:
+def _parts(letters: pa.RecordBatch) -> Iterator[_PartitionRecords]:
     if not len(letters):
         return
     records = original_records(letters)
@@ -187,7 +187,9 @@ def _parts(letters: pa.RecordBatch) -> Iterator[_Part]:
         round_ = left[firsts]
         changes = [np.diff(each[round_]) != 0 for each in (topics, partitions, branches)]
         for rows in np.split(round_, np.flatnonzero(np.any(changes, axis=0)) + 1):
-            yield _Part(records.take(rows), offsets[rows], at[rows], names[branches[rows[0]]])
+            yield _PartitionRecords(
+                records.take(rows), offsets[rows], at[rows], names[branches[rows[0]]]
+            )
         left = np.setdiff1d(left, round_, assume_unique=True)
 
 

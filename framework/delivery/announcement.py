@@ -48,7 +48,7 @@ class LookBack(NamedTuple):
     within: int
 
 
-class History(msgspec.Struct, frozen=True, array_like=True):
+class BackfillRange(msgspec.Struct, frozen=True, array_like=True):
     """The offsets that a group of `kmr backfill` reads of one partition. Every commit of it says which.
 
     Attributes:
@@ -85,7 +85,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
     chunk: int = 0
     generation: int = 0
     back: LookBack | None = None
-    history: History | None = None
+    history: BackfillRange | None = None
 
     @property
     def metadata(self) -> str:
@@ -131,7 +131,7 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr
 
     generation: int
     back: LookBack | None = None
-    history: History | None = None
+    history: BackfillRange | None = None
     closed: Closed | None = None
 
     @property
@@ -142,7 +142,7 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr
         return "" if is_empty else msgspec.json.encode(self).decode()
 
 
-NO_HISTORY: Final = Generation(0, history=History(0, 0))
+NO_HISTORY: Final = Generation(0, history=BackfillRange(0, 0))
 """Of a partition that is younger than the plan of `kmr backfill`: nothing of it is read."""
 
 
@@ -189,7 +189,7 @@ def look_back_of(partition: TopicPartition, committed: CommitOffset | None) -> L
     return None if found is None else found.back
 
 
-def history_of(partition: TopicPartition, committed: CommitOffset | None) -> History | None:
+def history_of(partition: TopicPartition, committed: CommitOffset | None) -> BackfillRange | None:
     """Read the history in a committed offset; None if there is none.
 
     Raises:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..service.changes import Changes
+from ..service.changes import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -284,7 +284,7 @@ class Ledgers:
         self._on_bytes = on_bytes
         self._held: dict[object, int] = {}
         self._generation = 0
-        self._settled = Changes()
+        self._settled = Wakeup()
 
     def open(
         self,

@@ -12,7 +12,7 @@ from ..reducers.sink import Sink, capabilities_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..kafka.admin import Admin, Group, TopicFacts
+    from ..kafka.admin import Admin, GroupListing, TopicFacts
     from ..settings import Settings
     from ..strategy import Strategy
 
@@ -158,7 +158,7 @@ class ClusterCheck:
             return [Finding("ok", subject, "we may join it; it has no members now")]
         return [*self._protocol(facts), *self._members(facts)]
 
-    def _protocol(self, facts: Group) -> list[Finding]:
+    def _protocol(self, facts: GroupListing) -> list[Finding]:
         subject = f"group {self._settings.group}"
         if facts.protocol_type in ("", "consumer") and facts.protocol in ("", _PROTOCOL):
             return []
@@ -173,7 +173,7 @@ class ClusterCheck:
             )
         ]
 
-    def _members(self, facts: Group) -> list[Finding]:
+    def _members(self, facts: GroupListing) -> list[Finding]:
         settings, subject = self._settings, f"group {self._settings.group}"
         members, workers = len(facts.members), settings.worker_count
         hosts = sorted({member.host for member in facts.members})

@@ -20,7 +20,7 @@ from clickhouse_connect.driver.binding import format_str, quote_identifier
 
 from .._extras import require_extra
 from ..sinks.clickhouse.client import directory_in_use
-from .query import Answer, ClickHouseError, ServerError
+from .query import ClickHouseError, ServerError, StatementResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -70,7 +70,7 @@ class ChdbEngine:
             name for (name,) in self._rows("SELECT name FROM system.settings")
         )
 
-    def run(self, query: Query) -> Answer:
+    def run(self, query: Query) -> StatementResult:
         """Run one statement. Raises ClickHouseError. Statements of a session run one after the other."""
         settings = {name: v for name, v in query.settings.items() if name in self._known_settings}
         settings.setdefault("max_result_bytes", str(_MAX_RESULT_BYTES))
@@ -147,7 +147,7 @@ class ChdbEngine:
             return found
 
 
-def _answer(query: Query, result: Any) -> Answer:
+def _answer(query: Query, result: Any) -> StatementResult:
     statement, body = query.statement, result.bytes()
     summary = {
         "read_rows": result.storage_rows_read(),
@@ -158,7 +158,7 @@ def _answer(query: Query, result: Any) -> Answer:
         "elapsed_ns": int(result.elapsed() * 1_000_000_000),
     }
     answers = statement.answers or (bool(body) and statement.kind != "insert")
-    return Answer(
+    return StatementResult(
         body,
         (statement.format or query.default_format) if answers else None,
         {name: str(value) for name, value in summary.items()},

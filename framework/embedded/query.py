@@ -279,7 +279,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StatementResult:
     """The result of a statement, and what it did; `format` is None without a result set."""
 
     body: bytes

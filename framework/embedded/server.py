@@ -26,7 +26,7 @@ from .query import ClickHouseError, ServerError
 from .request import COMPRESSIONS, read_query
 
 if TYPE_CHECKING:
-    from .query import Answer, Query
+    from .query import Query, StatementResult
 
 _MAX_BODY_BYTES = 1024 * 1024 * 1024
 _CONCURRENT_QUERIES = 16
@@ -185,10 +185,10 @@ class EmbeddedClickHouse:
         if not all(map(_is_local, [*names, *([origin] if origin else [])])):
             raise ClickHouseError(497, "ACCESS_DENIED", "Web pages of other sites may not query")
 
-    async def _in_thread(self, query: Query, held: ExitStack) -> Answer:
+    async def _in_thread(self, query: Query, held: ExitStack) -> StatementResult:
         """Run a query. A client that disconnects cancels its reading query, never an INSERT."""
 
-        def run() -> Answer:
+        def run() -> StatementResult:
             with (
                 held
             ):  # the engine may read the spooled rows until it is done, even without a client

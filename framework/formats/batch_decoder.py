@@ -42,7 +42,7 @@ _CONTROL_KEY = struct.Struct(">hh")  # version, type
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _FetchedRecords:
     """The records of one partition in a fetch response."""
 
     topic: str
@@ -131,7 +131,7 @@ class BatchDecoder:
                     " (a broker older than 0.10.1 needs a larger max_partition_fetch_bytes)"
                 )
             raise _corrupt(topic, partition, first, reason)
-        part = _Part(topic, partition, first, data, view, headers, flags, aborted, self)
+        part = _FetchedRecords(topic, partition, first, data, view, headers, flags, aborted, self)
         size = len(data)
         if flags & kernels.CODEC:
             size = int(size * self._expansion.get(topic, _EXPANSION_AT_FIRST))
@@ -152,7 +152,7 @@ class BatchDecoder:
             part=part,
         )
 
-    def together(self, parts: Sequence[_Part]) -> pa.RecordBatch | None:
+    def together(self, parts: Sequence[_FetchedRecords]) -> pa.RecordBatch | None:
         """Decode plain parts of one topic, one after the other; see `decode_together`."""
         sizes = [len(part.data) for part in parts]
         headers = np.concatenate([part.headers for part in parts])
@@ -182,7 +182,7 @@ class BatchDecoder:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
-    def _decode(self, part: _Part) -> pa.RecordBatch:
+    def _decode(self, part: _FetchedRecords) -> pa.RecordBatch:
         if part.flags & kernels.LEGACY:
             return self._decode_mixed(part)
         if part.flags & (kernels.CONTROL | kernels.TRANSACTIONAL):
@@ -217,7 +217,7 @@ class BatchDecoder:
             schema=SCHEMA,
         )
 
-    def _decode_mixed(self, part: _Part) -> pa.RecordBatch:
+    def _decode_mixed(self, part: _FetchedRecords) -> pa.RecordBatch:
         """Decode a part with batches of the old formats: in runs of one kind, then joined."""
         old = part.headers[:, kernels.MAGIC] < 2
         decoded = []
@@ -238,7 +238,7 @@ class BatchDecoder:
             decoded.append(from_rows(part.topic, part.partition, wanted))
         return pa.Table.from_batches(decoded).combine_chunks().to_batches()[0]
 
-    def _readable(self, part: _Part) -> NDArray[np.bool_]:
+    def _readable(self, part: _FetchedRecords) -> NDArray[np.bool_]:
         """Return which batches hold records: no control batches, none of aborted transactions."""
         attributes = part.headers[:, kernels.ATTRIBUTES]
         control: NDArray[np.bool_] = attributes & kernels.CONTROL != 0
@@ -261,7 +261,7 @@ class BatchDecoder:
                 aborting.discard(producer)
         return readable
 
-    def _decompress(self, part: _Part) -> _Part:
+    def _decompress(self, part: _FetchedRecords) -> _FetchedRecords:
         """Return the part as plain bytes; START and END of its headers point into them."""
         source = memoryview(part.data)
         growth = self._expansion.get(part.topic, _EXPANSION_AT_FIRST)
@@ -278,7 +278,7 @@ class BatchDecoder:
         self._expansion[part.topic] = max(1.0, len(plain.data) / len(source))
         return replace(part, headers=headers, view=plain.data)
 
-    def _timestamp_types(self, part: _Part, offsets: NDArray[np.int64]) -> pa.Array[Any]:
+    def _timestamp_types(self, part: _FetchedRecords, offsets: NDArray[np.int64]) -> pa.Array[Any]:
         if not part.flags & kernels.LOG_APPEND_TIME:
             return self._constants.column("timestampType", 0, len(offsets))
         by_batch = (part.headers[:, kernels.ATTRIBUTES] & kernels.LOG_APPEND_TIME != 0).astype(
@@ -306,7 +306,7 @@ def decode_together(
         joined = pa.Table.from_batches(records).combine_chunks().to_batches()
         counts = np.array([len(each) for each in records], np.int64)
         return (joined[0] if joined else records[0]), counts
-    plain = [part for part in parts if isinstance(part, _Part) and part.is_plain]
+    plain = [part for part in parts if isinstance(part, _FetchedRecords) and part.is_plain]
     if len(plain) < len(parts):
         return None
     decoded = plain[0].decoder.together(plain)
@@ -338,7 +338,7 @@ def _count_intact(data: memoryview, headers: NDArray[np.int64]) -> int:
     return len(columns)
 
 
-def _control_type(part: _Part, row: int) -> int:
+def _control_type(part: _FetchedRecords, row: int) -> int:
     counts, _, (key_starts, key_offsets, *_) = kernels.parse(
         part.view, part.headers[row : row + 1], 0
     )

@@ -19,7 +19,7 @@ from ..columns.tagged_rows import branches, is_tagged
 from ..dead_letters.letters import Letters, letters_among
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
-from ..kafka.reading import Window, read_topic
+from ..kafka.reading import RecordSelection, read_topic
 from ..peeking import peek
 from ..service.threads import run_in_thread
 from ..sinks.kafka.writer import DeadLetterWriter
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..peeking import Mapped
+    from ..peeking import MappedRecords
     from ..record import TopicPartition
     from ..settings import Settings
     from ..strategy import Strategy
-    from .plan import Plan
+    from .plan import BackfillPlan
 
 _log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ _PIECE: Final = 1_000_000
 
 
 @dataclass(slots=True)
-class Counts:
+class AuditCounts:
     """Offsets of one partition's history, by where they are.
 
     Attributes:
@@ -66,7 +66,7 @@ class Counts:
     doubled: int = 0
     gone: int = 0
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: AuditCounts) -> None:
         """Add the counts of other offsets."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
@@ -88,15 +88,15 @@ class AuditResult:
         trusted: failed records that were not looked up among dead letters, because these are not in a topic.
     """
 
-    counts: dict[TopicPartition, Counts] = field(default_factory=dict)
+    counts: dict[TopicPartition, AuditCounts] = field(default_factory=dict)
     uncounted: str = ""
     examples: list[str] = field(default_factory=list)
     trusted: bool = False
 
     @property
-    def total(self) -> Counts:
+    def total(self) -> AuditCounts:
         """The counts of all partitions."""
-        total = Counts()
+        total = AuditCounts()
         for counts in self.counts.values():
             total.add(counts)
         return total
@@ -131,7 +131,7 @@ class AuditResult:
         return lines
 
 
-async def audit(settings: Settings, strategy: Strategy, plan: Plan) -> AuditResult:
+async def audit(settings: Settings, strategy: Strategy, plan: BackfillPlan) -> AuditResult:
     """Count the history of a plan in the tables of a strategy.
 
     Args:
@@ -171,7 +171,7 @@ class _Audit:
         self,
         settings: Settings,
         strategy: Strategy,
-        plan: Plan,
+        plan: BackfillPlan,
         tables: Mapping[str, OffsetTable],
     ) -> None:
         self._settings = settings
@@ -185,7 +185,7 @@ class _Audit:
     async def run(self) -> AuditResult:
         pieces: dict[TopicPartition, list[tuple[int, int]]] = {}
         for at, history in self._plan.histories.items():
-            counts = self._result.counts[at] = Counts(offsets=history.until - history.first)
+            counts = self._result.counts[at] = AuditCounts(offsets=history.until - history.first)
             doubtful = await run_in_thread(self._doubtful, at, history.first, history.until)
             pieces[at] = doubtful
             counts.delivered = counts.offsets - sum(end - first for first, end in doubtful)
@@ -229,7 +229,7 @@ class _Audit:
         starts: Mapping[TopicPartition, int],
     ) -> dict[int, _Made]:
         made: dict[int, _Made] = defaultdict(_Made)
-        window = Window(
+        window = RecordSelection(
             spans={
                 at.partition: (max(first, starts[at]), until)
                 for at, (first, until) in spans.items()
@@ -288,7 +288,7 @@ class _Audit:
         letters = Letters.of(
             [
                 letters_among(batch.records)
-                async for batch in read_topic(self._config, writer.topic, Window())
+                async for batch in read_topic(self._config, writer.topic, RecordSelection())
             ]
         )
         topics = np.array(letters.texts["topic"].to_pylist(), object)
@@ -314,7 +314,7 @@ class _Made:
         self._failed: list[NDArray[np.int64]] = []
         self._rows: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
 
-    def add(self, mapped: Mapped) -> None:
+    def add(self, mapped: MappedRecords) -> None:
         """Add a batch."""
         result = mapped.result
         self._records.append(mapped.batch.offsets())

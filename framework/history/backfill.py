@@ -16,7 +16,7 @@ from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..kafka.subscription import Subscription
 from .cut import commit_cut, refuse_members
-from .plan import Plan, history_group
+from .plan import BackfillPlan, history_group
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..spark.source_settings import SourceBounds
     from .plan import Bound
-    from .progress import View
+    from .progress import ProgressView
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedPlan:
     """A plan.
 
     Attributes:
@@ -58,13 +58,13 @@ class Prepared:
         done: offsets that are done, of all partitions.
     """
 
-    plan: Plan
+    plan: BackfillPlan
     is_new: bool
     is_cut: bool
     done: int
 
 
-async def prepare(settings: Settings, wanted: Wanted) -> Prepared:
+async def prepare(settings: Settings, wanted: Wanted) -> PreparedPlan:
     """Return the plan of an earlier run, else choose one; commit nothing.
 
     Args:
@@ -80,14 +80,14 @@ async def prepare(settings: Settings, wanted: Wanted) -> Prepared:
         topics = {at.topic for at in partitions}
         history = await admin.list_group_offsets(history_group(settings.group))
         present = await admin.list_group_offsets(settings.group)
-        plan = Plan.of_commits(settings.group, history, topics)
+        plan = BackfillPlan.of_commits(settings.group, history, topics)
         if plan is not None:
             _require_engine(plan, wanted.engine)
             is_cut = plan.is_adopted(present)
             if not is_cut:
                 await refuse_members(admin, settings.group)
-            return Prepared(plan, False, is_cut, sum(plan.done(history).values()))  # noqa: FBT003
-        plan = await Plan.choose(
+            return PreparedPlan(plan, False, is_cut, sum(plan.done(history).values()))  # noqa: FBT003
+        plan = await BackfillPlan.choose(
             admin,
             settings.group,
             partitions,
@@ -97,10 +97,10 @@ async def prepare(settings: Settings, wanted: Wanted) -> Prepared:
         )
         plan.refuse_commits(present)
         await refuse_members(admin, settings.group)
-        return Prepared(plan, True, False, 0)  # noqa: FBT003
+        return PreparedPlan(plan, True, False, 0)  # noqa: FBT003
 
 
-def _require_engine(plan: Plan, engine: str) -> None:
+def _require_engine(plan: BackfillPlan, engine: str) -> None:
     begun = {each.engine for each in plan.histories.values()}
     if begun != {engine}:
         raise SettingsError(
@@ -109,7 +109,7 @@ def _require_engine(plan: Plan, engine: str) -> None:
         )
 
 
-async def begin(settings: Settings, prepared: Prepared) -> Plan:
+async def begin(settings: Settings, prepared: PreparedPlan) -> BackfillPlan:
     """Commit what is not committed yet, and return the plan. Raises ConsumerError as `commit_cut`."""
     if not prepared.is_cut:
         async with connect_admin(connection_config(settings)) as admin:
@@ -122,7 +122,7 @@ async def begin(settings: Settings, prepared: Prepared) -> Plan:
     return prepared.plan
 
 
-async def follow(settings: Settings, plan: Plan, view: View) -> None:
+async def follow(settings: Settings, plan: BackfillPlan, view: ProgressView) -> None:
     """Show the progress of a plan until cancelled, or until it is done. Raises nothing of a broker."""
     trouble = ""
     with view:
@@ -143,7 +143,7 @@ async def follow(settings: Settings, plan: Plan, view: View) -> None:
                 await anyio.sleep(_INTERVAL)
 
 
-async def offsets_left(settings: Settings, plan: Plan) -> int:
+async def offsets_left(settings: Settings, plan: BackfillPlan) -> int:
     """Return how many offsets of the history are not done. Raises ConsumerError."""
     async with connect_admin(connection_config(settings)) as admin:
         committed = await admin.list_group_offsets(history_group(plan.group))
@@ -162,7 +162,7 @@ def worker_flags(settings: Settings) -> dict[str, Any]:
     }
 
 
-def spark_bounds(prepared: Prepared) -> SourceBounds:
+def spark_bounds(prepared: PreparedPlan) -> SourceBounds:
     """Return what Spark reads."""
     from ..spark.source_settings import SourceBounds
 

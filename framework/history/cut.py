@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..kafka.admin import Admin
     from ..record import TopicPartition
     from ..settings import Settings
-    from .plan import Plan
+    from .plan import BackfillPlan
 
 _PATIENCE = 5.0  # seconds, beyond those that the group needs to begin
 
@@ -37,7 +37,7 @@ async def refuse_members(admin: Admin, group: str) -> None:
         )
 
 
-async def commit_cut(admin: Admin, settings: Settings, plan: Plan) -> None:
+async def commit_cut(admin: Admin, settings: Settings, plan: BackfillPlan) -> None:
     """Commit the plan for the history's group, then the cut for the group of the present.
 
     Both commits are one request each. If the process ends between them, a plan is found whose cut is not
@@ -88,7 +88,7 @@ class _Held:
         done: set when both commits are acknowledged.
     """
 
-    def __init__(self, consumer: KafkaConsumer, admin: Admin, plan: Plan) -> None:
+    def __init__(self, consumer: KafkaConsumer, admin: Admin, plan: BackfillPlan) -> None:
         self._consumer = consumer
         self._admin = admin
         self._plan = plan

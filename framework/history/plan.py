@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..delivery.announcement import (
+    BackfillRange,
     Generation,
-    History,
     generation_of,
     history_of,
     next_generation,
@@ -38,7 +38,7 @@ def history_group(group: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BackfillPlan:
     """What a backfill reads.
 
     Attributes:
@@ -50,7 +50,7 @@ class Plan:
 
     group: str
     generation: int
-    histories: Mapping[TopicPartition, History]
+    histories: Mapping[TopicPartition, BackfillRange]
     sizes: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @property
@@ -75,7 +75,7 @@ class Plan:
     @classmethod
     def of_commits(
         cls, group: str, committed: Mapping[TopicPartition, CommitOffset], topics: Iterable[str]
-    ) -> Plan | None:
+    ) -> BackfillPlan | None:
         """Return the plan in the committed offsets of `history_group(group)`; None if they have none.
 
         Raises:
@@ -101,7 +101,7 @@ class Plan:
         begin: Bound,
         end: Bound,
         engine: str,
-    ) -> Plan:
+    ) -> BackfillPlan:
         """Choose the cut of each partition, once.
 
         Args:
@@ -124,7 +124,7 @@ class Plan:
                     f"{at}: --from is offset {first}, after the cut at {cut}; choose an earlier one",
                     at,
                 )
-            histories[at] = History(first, cut, engine)
+            histories[at] = BackfillRange(first, cut, engine)
             if at in logs:
                 sizes[at] = logs[at] * (cut - first) // max(1, ends[at] - starts[at])
         return cls(group, next_generation(()), histories, sizes)

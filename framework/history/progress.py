@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..record import TopicPartition
-    from .plan import Plan
+    from .plan import BackfillPlan
 
 _log = structlog.get_logger(__name__)
 
@@ -74,7 +74,7 @@ class Pace:
         return f"{self.rate:,.0f} records/s, {left} left"
 
 
-class View(ExitStack):
+class ProgressView(ExitStack):
     """Shows progress while it is entered."""
 
     @abstractmethod
@@ -82,10 +82,10 @@ class View(ExitStack):
         """Show how many offsets of each partition are done at a time of a monotonic clock, in seconds."""
 
 
-class LogLines(View):
-    """A `View` that logs a line every ten seconds, and one at the end."""
+class LogLines(ProgressView):
+    """A `ProgressView` that logs a line every ten seconds, and one at the end."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: BackfillPlan) -> None:
         super().__init__()
         self._plan = plan
         self._pace = Pace(plan.offsets)
@@ -108,10 +108,10 @@ class LogLines(View):
         )
 
 
-class Bars(View):
-    """A `View` of bars in a terminal: one for all, and one for each partition."""
+class Bars(ProgressView):
+    """A `ProgressView` of bars in a terminal: one for all, and one for each partition."""
 
-    def __init__(self, plan: Plan, console: Console | None = None) -> None:
+    def __init__(self, plan: BackfillPlan, console: Console | None = None) -> None:
         super().__init__()
         self._plan = plan
         self._pace = Pace(plan.offsets)
@@ -141,13 +141,15 @@ class Bars(View):
             self._progress.update(bar, completed=done[at])
 
 
-def most_behind(plan: Plan, done: Mapping[TopicPartition, int]) -> list[tuple[TopicPartition, int]]:
+def most_behind(
+    plan: BackfillPlan, done: Mapping[TopicPartition, int]
+) -> list[tuple[TopicPartition, int]]:
     """Return the partitions with the most offsets left, and how many; without those that are done."""
     left = {at: each.until - each.first - done[at] for at, each in plan.histories.items()}
     behind = sorted(left.items(), key=lambda item: (-item[1], item[0]))
     return [(at, offsets) for at, offsets in behind if offsets][:_MOST]
 
 
-def view_of(plan: Plan) -> View:
+def view_of(plan: BackfillPlan) -> ProgressView:
     """Return bars if stderr is a terminal, else lines of the log."""
     return Bars(plan) if sys.stderr.isatty() else LogLines(plan)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..record import TopicPartition
     from ..reducers.reducer import Reducer
-    from ..sinks.clickhouse.client import Target
+    from ..sinks.clickhouse.client import ClickHouseAddress
 
 _TIMEOUT: Final = 600.0  # seconds; a count reads three columns of the whole history
 _DESCRIBED: Final = """
@@ -34,7 +34,7 @@ _WITHIN: Final = (
 )
 
 
-class Found(NamedTuple):
+class OffsetCounts(NamedTuple):
     """Offsets in a table, ascending, and how many rows each has."""
 
     offsets: NDArray[np.int64]
@@ -51,12 +51,12 @@ class OffsetTable(Protocol):
     def perfect(self, at: TopicPartition, first: int, until: int, size: int) -> set[int]:
         """Return which pieces of so many offsets have each of theirs once, by number from `first` on."""
 
-    def find(self, at: TopicPartition, first: int, until: int) -> Found:
+    def find(self, at: TopicPartition, first: int, until: int) -> OffsetCounts:
         """Return the offsets from `first` to the one before `until` that have a row."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClickHouseTable:
+class CountedTable:
     """A table of ClickHouse.
 
     Attributes:
@@ -64,12 +64,12 @@ class ClickHouseTable:
         has_topic: it has a column for the topic.
     """
 
-    target: Target
+    target: ClickHouseAddress
     source: str
     has_topic: bool
 
     @classmethod
-    def of(cls, writer: ClickHouseWriter) -> ClickHouseTable:
+    def of(cls, writer: ClickHouseWriter) -> CountedTable:
         """Look at the table of a writer.
 
         Raises:
@@ -110,12 +110,12 @@ class ClickHouseTable:
                 if found == offsets == min(size, until - first - piece * size)
             }
 
-    def find(self, at: TopicPartition, first: int, until: int) -> Found:
+    def find(self, at: TopicPartition, first: int, until: int) -> OffsetCounts:
         with self._query(
             "SELECT offset, count()", "GROUP BY offset ORDER BY offset", at, first, until
         ) as rows:
             pairs = np.array(rows, np.int64).reshape(-1, 2)
-        return Found(pairs[:, 0], pairs[:, 1])
+        return OffsetCounts(pairs[:, 0], pairs[:, 1])
 
     @contextmanager
     def _query(
@@ -132,5 +132,5 @@ class ClickHouseTable:
 def table_of(reducer: Reducer) -> OffsetTable:
     """Return the table of a sink. Raises NotCounted, and SinkError if it does not answer."""
     if isinstance(reducer, ClickHouseWriter):
-        return ClickHouseTable.of(reducer)
+        return CountedTable.of(reducer)
     raise NotCounted(f"{type(reducer).__name__} is no table that can be counted by offset")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 import anyio
 from anyio.lowlevel import checkpoint
 
-from ..service.changes import Changes
+from ..service.changes import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,7 +82,7 @@ class Budget:
         self._peaks: dict[str, float] = {}
         self._batch_bytes = _SURE_AFTER
         self._row_bytes = _SURE_AFTER * _GROWTH_AT_FIRST
-        self._changed = Changes()
+        self._changed = Wakeup()
 
     @property
     def whole(self) -> int:
@@ -218,8 +218,8 @@ class Gate:
 
     def __init__(self) -> None:
         self._passing = 0
-        self._opened = Changes()
-        self._quiet = Changes()
+        self._opened = Wakeup()
+        self._quiet = Wakeup()
         self.is_open = False
 
     def open(self) -> None:

@@ -111,7 +111,7 @@ class GroupMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupListing:
     """A consumer group.
 
     Attributes:
@@ -236,7 +236,7 @@ class Admin:
 
         return await self._ask_coordinator(f"offsets of group {group}", ask)
 
-    async def group(self, name: str) -> Group:
+    async def group(self, name: str) -> GroupListing:
         """Return the state of a group and its members. Raises NotAllowed if we may not describe it."""
         from kio.schema.describe_groups.v4 import DescribeGroupsRequest
 
@@ -252,7 +252,7 @@ class Admin:
             return found
 
         found = await self._ask_coordinator(f"group {name}", ask)
-        return Group(
+        return GroupListing(
             name,
             found.group_state,
             tuple(map(_member, found.members)),

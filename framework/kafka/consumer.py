@@ -18,7 +18,7 @@ class CommitOffset(NamedTuple):
     metadata: str = ""
 
 
-class Listener(Protocol):
+class RebalanceListener(Protocol):
     """Called when partitions are revoked and assigned; awaited inside the rebalance, one call at a time.
 
     The next `Consumer.poll` raises an exception that is raised here.
@@ -52,7 +52,7 @@ class Consumer(Protocol):
         """Return if a broker answers. Raises `BrokerUnavailable`, `ConsumerError` for refused credentials."""
 
     async def start(
-        self, listener: Listener, admitted: Callable[[], Awaitable[None]] | None = None
+        self, listener: RebalanceListener, admitted: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         """Connect, check that the topics exist, and join the group in the background.
 

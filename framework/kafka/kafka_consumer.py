@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..record import Batch
     from .connection import ConsumerConfig
-    from .consumer import CommitOffset, Listener
+    from .consumer import CommitOffset, RebalanceListener
 
 _Callback: TypeAlias = "Callable[[frozenset[TopicPartition]], Coroutine[Any, Any, None]]"
 
@@ -98,7 +98,7 @@ class KafkaConsumer:
         await reach_broker(self._config)
 
     async def start(
-        self, listener: Listener, admitted: Callable[[], Awaitable[None]] | None = None
+        self, listener: RebalanceListener, admitted: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         """See `Consumer.start`. Compiles the decoder first, unless that was done before."""
         require_aiokafka()
@@ -147,7 +147,7 @@ class KafkaConsumer:
         self._fetcher = BatchFetcher(consumer._fetcher, decoder, config.auto_offset_reset)
         consumer._fetcher = self._fetcher
 
-    def _subscribe(self, listener: Listener) -> None:
+    def _subscribe(self, listener: RebalanceListener) -> None:
         """Let the client join the group."""
         config, consumer = self._config, self._consumer
         callbacks = _Callbacks(
@@ -309,13 +309,17 @@ class KafkaConsumer:
     def answered_at(self, partition: TopicPartition) -> float | None:
         return self._started().answered_at(partition) if self._assigned([partition]) else None
 
-    async def _on_revoked(self, listener: Listener, partitions: frozenset[TopicPartition]) -> None:
+    async def _on_revoked(
+        self, listener: RebalanceListener, partitions: frozenset[TopicPartition]
+    ) -> None:
         """aiokafka awaits this before it stops its heartbeat task."""
         if self._fetcher is not None:
             self._fetcher.suspend()
         await self._call(listener.revoked, partitions)
 
-    async def _on_assigned(self, listener: Listener, partitions: frozenset[TopicPartition]) -> None:
+    async def _on_assigned(
+        self, listener: RebalanceListener, partitions: frozenset[TopicPartition]
+    ) -> None:
         """aiokafka awaits this before it starts its heartbeat task."""
         coordinator, before = self._consumer._coordinator, self._membership.member_id
         self._membership = Membership(

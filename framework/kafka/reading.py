@@ -29,7 +29,7 @@ _STOP_TIMEOUT: Final = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RecordSelection:
     """Which records of a topic are read.
 
     Attributes:
@@ -51,7 +51,7 @@ class Window:
 
 
 async def read_topic(
-    config: ConnectionConfig, topic: str, window: Window = Window()
+    config: ConnectionConfig, topic: str, window: RecordSelection = RecordSelection()
 ) -> AsyncGenerator[Batch]:
     """Yield what a topic has at the time of the call, in order within each partition.
 
@@ -120,7 +120,10 @@ async def _reader(
 
 
 async def _bounds(
-    consumer: aiokafka.AIOKafkaConsumer, config: ConnectionConfig, topic: str, window: Window
+    consumer: aiokafka.AIOKafkaConsumer,
+    config: ConnectionConfig,
+    topic: str,
+    window: RecordSelection,
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return the first offset of each partition, and the one after its last."""
     numbers = consumer._client.cluster.partitions_for_topic(topic)

@@ -10,7 +10,7 @@ import anyio
 import structlog
 
 from ..errors import ConsumerError, KmrError, StrategyError, reason_of
-from ..kafka.reading import Window, read_topic
+from ..kafka.reading import RecordSelection, read_topic
 from ..service.threads import run_in_thread
 from .columns_table import ColumnsStore
 from .given import GivenRows
@@ -125,7 +125,7 @@ class Follower:
             store.apply(records)
             return store.table() if is_live else None
 
-        window = Window(follow=True, caught_up=publish)
+        window = RecordSelection(follow=True, caught_up=publish)
         async with aclosing(read_topic(self._config, self._lookup.topic, window)) as batches:
             async for batch in batches:
                 made = await run_in_thread(apply, batch.records)

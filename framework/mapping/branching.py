@@ -116,7 +116,7 @@ class Branching:
             if result.table is not None:
                 if len(result.offsets) < len(order):
                     order = order[np.isin(theirs, result.offsets)]
-                made.append(_Part(branch, result.table, result.offsets, order))
+                made.append(_BranchRows(branch, result.table, result.offsets, order))
         return _tagged(made, failed)
 
     def _row_type(self, branch: str, rows: list[Any]) -> RowType | None:
@@ -142,11 +142,11 @@ class Branching:
                     failed.setdefault(offset, self._unplaced(offset, f"the name {name!r}"))
                 continue
             order = result.offsets * len(found) + number  # by record, then by branch
-            made.append(_Part(branch, result.table, result.offsets, order))
+            made.append(_BranchRows(branch, result.table, result.offsets, order))
         return _tagged(made, failed)
 
 
-class _Part(NamedTuple):
+class _BranchRows(NamedTuple):
     """Rows of one branch.
 
     Attributes:
@@ -171,7 +171,7 @@ def join(parts: Sequence[MapResult]) -> MapResult:
         failed |= {failure.offset: failure for failure in result.failures}
         if result.table is not None:
             for name, table, at in branches(result.table):
-                made.append(_Part(name, table, result.offsets[at], at + rows))
+                made.append(_BranchRows(name, table, result.offsets[at], at + rows))
             rows += result.table.num_rows
     joined = _tagged(made, failed)
     places = [part.places for part in parts if part.places is not None]
@@ -203,9 +203,9 @@ def only_branch(mapped: MapResult, branch: str) -> MapResult:
     return replace(mapped, table=None, offsets=NO_OFFSETS)
 
 
-def _tagged(parts: Sequence[_Part], failed: dict[int, Failure]) -> MapResult:
+def _tagged(parts: Sequence[_BranchRows], failed: dict[int, Failure]) -> MapResult:
     """Tag rows with their branches, and leave out those of failed records."""
-    of_branch: dict[str, list[_Part]] = {}
+    of_branch: dict[str, list[_BranchRows]] = {}
     for part in parts:
         of_branch.setdefault(part.branch, []).append(part)
     joined = [_joined(some, failed) for some in of_branch.values()]
@@ -232,7 +232,7 @@ def _are_places(order: NDArray[np.int64]) -> bool:
     return int(order.max()) < len(order) and int(np.bincount(order).max()) == 1
 
 
-def _joined(parts: Sequence[_Part], failed: dict[int, Failure]) -> _Part:
+def _joined(parts: Sequence[_BranchRows], failed: dict[int, Failure]) -> _BranchRows:
     """Join the rows of one branch, in order; records whose values do not fit the others' fail."""
     if len(parts) == 1:
         return parts[0]
@@ -242,10 +242,12 @@ def _joined(parts: Sequence[_Part], failed: dict[int, Failure]) -> _Part:
         failed.setdefault(int(offsets[row]), Failure(int(offsets[row]), reason))
     order = np.concatenate([part.order for part in parts])
     by_order = np.argsort(order, kind="stable")
-    return _Part(parts[0].branch, joined.table.take(by_order), offsets[by_order], order[by_order])
+    return _BranchRows(
+        parts[0].branch, joined.table.take(by_order), offsets[by_order], order[by_order]
+    )
 
 
-def _without(part: _Part, gone: NDArray[np.int64]) -> _Part:
+def _without(part: _BranchRows, gone: NDArray[np.int64]) -> _BranchRows:
     kept = ~np.isin(part.offsets, gone)
     return part._replace(
         table=part.table.filter(pa.array(kept)), offsets=part.offsets[kept], order=part.order[kept]

@@ -40,7 +40,7 @@ class Repeated(Exception):
 
 
 @dataclass(slots=True)
-class Outcome:
+class CallOutcome:
     """The result of one call, or its error."""
 
     attempts: int
@@ -66,7 +66,7 @@ class _Window:
         self._options = options
         self._rate = None if options.rate_limit is None else rate_limit_of(options.rate_limit)
         self._waiting = deque(enumerate(calls))
-        self._outcomes: list[Outcome | None] = [None] * len(calls)
+        self._outcomes: list[CallOutcome | None] = [None] * len(calls)
         self.stop.watch(self._waiting)
 
     def next(self) -> tuple[int, tuple[Any, ...]] | None:
@@ -80,7 +80,7 @@ class _Window:
         """Return the seconds to wait before a call."""
         return 0.0 if self._rate is None else self._rate.reserve()
 
-    def done(self, number: int, outcome: Outcome) -> float | None:
+    def done(self, number: int, outcome: CallOutcome) -> float | None:
         """Keep the outcome of a call; return the seconds after which it is to be repeated, or None."""
         retry, error = self._options.retry, outcome.error
         if retry is not None and error is not None and retry.repeats(error, outcome.attempts):
@@ -88,7 +88,7 @@ class _Window:
         self._outcomes[number] = outcome
         return None
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[CallOutcome]:
         """Return the outcomes up to the first call that has none: it was interrupted, or has not begun."""
         found = []
         for outcome in self._outcomes:
@@ -103,7 +103,7 @@ def make_calls(
     calls: Sequence[Any],
     options: CallOptions,
     stop: Stop | None,
-) -> list[Outcome]:
+) -> list[CallOutcome]:
     """Call a plain function with each of the arguments, in this thread and in others.
 
     Args:
@@ -122,10 +122,10 @@ def make_calls(
                 if window.stop.sleep(pause):
                     break
                 attempts += 1
-                outcome = Outcome(attempts)
+                outcome = CallOutcome(attempts)
                 try:
                     outcome.result = _listed(function(argument))
-                except BaseException as error:  # noqa: BLE001  raised by `Outcome.get`
+                except BaseException as error:  # noqa: BLE001  raised by `CallOutcome.get`
                     outcome.error = as_exception(error)
                 again = window.done(number, outcome)
                 if again is None:
@@ -149,7 +149,7 @@ async def make_calls_async(
     calls: Sequence[Any],
     options: CallOptions,
     stop: Stop | None,
-) -> list[Outcome]:
+) -> list[CallOutcome]:
     """Call a coroutine function with each of the arguments, in tasks. See `make_calls`."""
     window = _Window(calls, options, stop)
 
@@ -170,10 +170,10 @@ async def make_calls_async(
                 if pause and await window.stop.sleep_async(pause):
                     break
                 attempts += 1
-                outcome = Outcome(attempts)
+                outcome = CallOutcome(attempts)
                 try:
                     outcome.result = await call(argument)
-                except BaseException as error:  # noqa: BLE001  raised by `Outcome.get`
+                except BaseException as error:  # noqa: BLE001  raised by `CallOutcome.get`
                     outcome.error = as_exception(error)
                 again = window.done(number, outcome)
                 if again is None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ..values.schemas import RowType
     from .branching import Branching
     from .calls import Retries
-    from .concurrency import Outcome
+    from .concurrency import CallOutcome
     from .inputs import Arguments
     from .stop import Stop
 
@@ -348,7 +348,7 @@ Calls = Generator[Any, Any, MapResult]
 
 
 def _collect(
-    function: Callable[..., Any], spec: MapSpec, arguments: Arguments, outcomes: list[Outcome]
+    function: Callable[..., Any], spec: MapSpec, arguments: Arguments, outcomes: list[CallOutcome]
 ) -> MapResult:
     """Convert the outcomes of the first calls to columns."""
     del arguments.first[len(outcomes) :]

@@ -46,7 +46,7 @@ def can_share(spec: MapSpec) -> bool:
     return not spec.is_async and spec.calls is None and spec.per != "result"
 
 
-class Mapped(NamedTuple):
+class MappedBatch(NamedTuple):
     """The outcome of one batch.
 
     Attributes:
@@ -84,7 +84,7 @@ class Together:
         stop: Stop,
     ) -> None:
         self.batches = batches
-        self.outcomes: list[Mapped | Exception | None] = [None] * len(batches)
+        self.outcomes: list[MappedBatch | Exception | None] = [None] * len(batches)
         self._function = function
         self._spec = spec
         self._stop = stop
@@ -158,7 +158,7 @@ class Together:
                 result = apply(self._function, mine, self._spec, self._stop)
                 made = bytes_made(batch, result, mine)
                 count = len(mine) if result.rest is None else _below(mine, result.rest)
-                self.outcomes[number] = Mapped(result, count, made)
+                self.outcomes[number] = MappedBatch(result, count, made)
             except Exception as error:  # noqa: BLE001  the stage of the partition raises it
                 self.outcomes[number] = error
                 return
@@ -245,7 +245,7 @@ class Together:
 
     def _leave_all(self) -> None:
         for number, batch in enumerate(self.batches):
-            self.outcomes[number] = Mapped(MapResult(None, NO_OFFSETS, rest=batch.first), 0, 0)
+            self.outcomes[number] = MappedBatch(MapResult(None, NO_OFFSETS, rest=batch.first), 0, 0)
 
     def _convert(self, begin: int, end: int) -> None:
         """Make columns of the rows of some batches: of all together if that makes no difference."""
@@ -309,7 +309,7 @@ class Together:
                 failures.sort()
             result = MapResult(mine, offsets[first:last], tuple(failures), rest)
             share = (last - first) / rows
-            self.outcomes[number] = Mapped(
+            self.outcomes[number] = MappedBatch(
                 result, count, more + int(made * share), int(size * share)
             )
 

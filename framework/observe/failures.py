@@ -17,7 +17,7 @@ _LONGEST: Final = 1_000
 """Characters of a reason; the log has all of it."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class FailureSummary(msgspec.Struct, frozen=True):
     """Failures of one kind with the same reason.
 
     Attributes:
@@ -42,7 +42,7 @@ class FailureLog:
     """Keeps the last 20 different failures. A failure that comes again is counted, and is the latest one."""
 
     def __init__(self) -> None:
-        self._failures: dict[tuple[str, str, str], Failure] = {}
+        self._failures: dict[tuple[str, str, str], FailureSummary] = {}
 
     def note(
         self, kind: FailureKind, stage: str, reason: str, count: int = 1, place: str | None = None
@@ -51,16 +51,16 @@ class FailureLog:
         reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 1]}…"
         known = self._failures.pop((kind, stage, reason), None)
         before = 0 if known is None else known.count
-        failure = Failure(time.time(), kind, stage, reason, before + count, place=place)
+        failure = FailureSummary(time.time(), kind, stage, reason, before + count, place=place)
         self._failures[kind, stage, reason] = failure
         if len(self._failures) > _MOST:
             del self._failures[next(iter(self._failures))]
 
-    def newest_first(self) -> tuple[Failure, ...]:
+    def newest_first(self) -> tuple[FailureSummary, ...]:
         """Return the failures, the latest one first."""
         return tuple(reversed(self._failures.values()))
 
 
-def latest(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+def latest(failures: Iterable[FailureSummary]) -> tuple[FailureSummary, ...]:
     """Return the last 20 of the failures of several workers, the latest one first."""
     return tuple(sorted(failures, key=lambda each: each.time, reverse=True)[:_MOST])

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from ..errors import SettingsError
 from ..service.http import FRESH, HttpServer, verdict
-from .history import History
+from .history import StatusHistory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ class OneWorker:
         return self._metrics.registry
 
 
-def build_app(source: Source, history: History) -> Starlette:
+def build_app(source: Source, history: StatusHistory) -> Starlette:
     """Make the ASGI application of the endpoints.
 
     `/live` and `/ready` answer 200, or 503 with the reason as text; `/status` is a `WorkerStatus` as
@@ -120,7 +120,7 @@ class SourceServer(HttpServer):
     """
 
     def __init__(self, source: Source, listen: Callable[[], socket.socket]) -> None:
-        history = History(source.status)
+        history = StatusHistory(source.status)
         super().__init__(build_app(source, history), listen, beside=history.run)
 
 

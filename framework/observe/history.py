@@ -41,14 +41,14 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     repeated: int
 
 
-class Past(msgspec.Struct, frozen=True):
+class HistoryAnswer(msgspec.Struct, frozen=True):
     """The answer of `/history`: samples, the oldest one first."""
 
     step: float
     samples: tuple[Sample, ...]
 
 
-class History:
+class StatusHistory:
     """Samples the status of a worker, or of several; the oldest sample goes after an hour.
 
     Args:
@@ -92,6 +92,6 @@ class History:
             )
         )
 
-    def past(self, after: float = 0.0) -> Past:
+    def past(self, after: float = 0.0) -> HistoryAnswer:
         """Return the samples that are newer than `after`, in seconds since 1970."""
-        return Past(STEP, tuple(each for each in self._samples if each.time > after))
+        return HistoryAnswer(STEP, tuple(each for each in self._samples if each.time > after))

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from .failures import Failure  # noqa: TC001  msgspec reads the annotation
+from .failures import FailureSummary  # noqa: TC001  msgspec reads the annotation
 
 WorkerState = Literal["starting", "running", "suspended", "draining", "stopped", "failed"]
 
@@ -136,5 +136,5 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     workers: tuple[WorkerSummary, ...] = ()
     failed: int = 0
     repeated: int = 0
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailureSummary, ...] = ()
     letters: str | None = None

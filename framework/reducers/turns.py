@@ -23,7 +23,7 @@ _LATE: Final = 1.0  # seconds beyond `max_age` from which on that is told
 _log = structlog.get_logger(__name__)
 
 
-class Waiting(Protocol):
+class WaitingLane(Protocol):
     """A lane that waits for its turn."""
 
     def look(self) -> None:
@@ -49,12 +49,12 @@ class Turns:
         self._at_once = max(1.0, per_second)
         self._left = self._at_once
         self._refilled: float | None = None
-        self._waiting: dict[Waiting, Buffer] = {}
-        self._given: set[Waiting] = set()
+        self._waiting: dict[WaitingLane, Buffer] = {}
+        self._given: set[WaitingLane] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_late = False
 
-    def take(self, lane: Waiting, buffer: Buffer) -> bool:
+    def take(self, lane: WaitingLane, buffer: Buffer) -> bool:
         """Take a turn for a buffer, or wait for one: `look` is called then, and it is called again."""
         if lane in self._given:
             self._given.discard(lane)
@@ -67,7 +67,7 @@ class Turns:
         self._set_timer()
         return False
 
-    def leave(self, lane: Waiting) -> None:
+    def leave(self, lane: WaitingLane) -> None:
         """Wait no longer: the rows are flushed for another reason, or dropped."""
         self._waiting.pop(lane, None)
         if lane in self._given:
@@ -127,7 +127,7 @@ class Turns:
         else:
             self._on_late(0.0)
 
-    def _urgency(self, lane: Waiting) -> float:
+    def _urgency(self, lane: WaitingLane) -> float:
         """Return the age and the number of the rows, each in units of its limit."""
         buffer = self._waiting[lane]
         age = 0.0 if buffer.since is None else anyio.current_time() - buffer.since

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 
 
-class Changes:
+class Wakeup:
     """A condition for one event loop: wakes the tasks that wait. It is almost free without waiters.
 
     A task checks its condition and waits, in a loop. Between the check and `wait` it must not wait for

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..pipeline import Pipeline
     from ..record import Rows, TopicPartition
     from ..reducers.sink import Delivery
-    from .world import Member, World
+    from .world import SimulatedMember, World
 
 QUEUE_BATCHES: Final = 2
 """The setting `queue_batches` of every worker."""
@@ -25,7 +25,7 @@ _IDLE: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class Expectation:
     """What shall become of the records.
 
     Attributes:
@@ -64,7 +64,7 @@ class SinkChecks:
     """Counts what reaches the sink of one branch.
 
     Args:
-        rows: as `Expected.rows`, of the branch.
+        rows: as `Expectation.rows`, of the branch.
         per_row: whether rows, or else ranges, are counted.
         once: whether no row may be there twice.
     """
@@ -93,7 +93,7 @@ class SinkChecks:
         self._forgetful.add(partition)
 
     def wrote(
-        self, member: Member, parts: Sequence[Rows], only: Container[int] | None = None
+        self, member: SimulatedMember, parts: Sequence[Rows], only: Container[int] | None = None
     ) -> None:
         """Count rows that the sink has taken, and check their number.
 
@@ -114,7 +114,7 @@ class SinkChecks:
                             f"{self.delivered[partition][offset]}, the last by {member.name}",
                         )
 
-    def sends(self, member: Member, parts: Sequence[Rows]) -> None:
+    def sends(self, member: SimulatedMember, parts: Sequence[Rows]) -> None:
         """Check that a member sends the ranges of a partition in order; a write may be sent again."""
         began: dict[tuple[int, int, TopicPartition], int] = {}
         for r in (r for rows in parts for r in rows.ranges):
@@ -182,7 +182,7 @@ class Checks:
         sinks: those of the branches, by name; "" without branches.
     """
 
-    def __init__(self, world: World, expected: Expected, *, orderly: bool) -> None:
+    def __init__(self, world: World, expected: Expectation, *, orderly: bool) -> None:
         """`orderly`: nothing fails, so that at least once means once too."""
         self._world = world
         self.expected = expected
@@ -262,7 +262,7 @@ class Checks:
                     f"{partition}[{before + int(missing[0])}] when {offset} was committed",
                 )
 
-    def asks(self, member: Member) -> None:
+    def asks(self, member: SimulatedMember) -> None:
         """Check that a member that asks for records has room for them."""
         worker = member.worker
         if worker is None:
@@ -275,7 +275,7 @@ class Checks:
                 f"{member.name} asks for more with {budget.used} bytes in flight of {budget.limit}",
             )
 
-    def takes(self, member: Member, partition: TopicPartition) -> None:
+    def takes(self, member: SimulatedMember, partition: TopicPartition) -> None:
         """Check that a batch of this partition, which a member gets, has a place in the map's queue."""
         worker = member.worker
         if worker is None:
@@ -288,7 +288,7 @@ class Checks:
                 f"is {QUEUE_BATCHES}",
             )
 
-    def waited(self, member: Member, since: float, *, what: str) -> None:
+    def waited(self, member: SimulatedMember, since: float, *, what: str) -> None:
         """Check that a member has not waited since then without a request under way."""
         now = self._world.loop.now
         idle = now - max(since, member.answered, self._world.stood_still)
@@ -298,7 +298,7 @@ class Checks:
                 f"{member.name} has no request under way for {idle:.1f} s of {now - since:.1f} s",
             )
 
-    def stages(self, member: Member) -> None:
+    def stages(self, member: SimulatedMember) -> None:
         """Check that a member has no stage of a partition that it does not have."""
         worker = member.worker
         if worker is None:
@@ -311,7 +311,7 @@ class Checks:
                     "a stage of a lost partition goes on", f"{member.name}: {stage.name}"
                 )
 
-    def memory(self, member: Member) -> None:
+    def memory(self, member: SimulatedMember) -> None:
         """Check the bytes in flight of a member; the requests of one that was killed may still arrive."""
         worker = member.worker
         if worker is None or member.dead:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pyarrow as pa
 
-from ..sinks.clickhouse.client import Connection
+from ..sinks.clickhouse.client import ClickHouseConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..sinks.planning import RangeRows
-    from .sinks import Place
+    from .sinks import BranchModels
 
 _COORDINATES = ("topic", "partition", "offset")
 
@@ -69,10 +69,10 @@ class ModelTable:
 
 
 @dataclass(frozen=True)
-class ModelConnection(Connection):
+class ModelConnection(ClickHouseConnection):
     """What `ClickHouseWriter` needs of a connection, answered by a `ModelTable`."""
 
-    place: Place = field(kw_only=True)
+    place: BranchModels = field(kw_only=True)
     writing: Callable[[], RangeRows | None] = field(kw_only=True)
 
     async def rows(
@@ -128,10 +128,10 @@ class ModelConnection(Connection):
             )
 
     async def execute(self, sql: str, settings: Mapping[str, Any] | None = None) -> None:
-        """See `Connection.execute`: there is nothing to alter."""
+        """See `ClickHouseConnection.execute`: there is nothing to alter."""
 
     async def close(self) -> None:
-        """See `Connection.close`."""
+        """See `ClickHouseConnection.close`."""
 
 
 def _shown(token: str) -> str:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ..kafka.consumer import CommitOffset, Listener
+    from ..kafka.consumer import CommitOffset, RebalanceListener
     from .checks import Checks
     from .log import LogRecords
-    from .world import Member, World
+    from .world import SimulatedMember, World
 
 SESSION: Final = 10.0
 REBALANCE: Final = 20.0
@@ -88,7 +88,7 @@ class Offsets:
             raise CommitFenced(f"generation {generation} is over, this is {self.generation}")
 
 
-class Group:
+class ModelGroup:
     """The group and its topic.
 
     Attributes:
@@ -251,9 +251,9 @@ def _answer(
 
 
 class GroupConsumer:
-    """A `Consumer` that is a member of a `Group`: what `KafkaConsumer` is for a broker."""
+    """A `Consumer` that is a member of a `ModelGroup`: what `KafkaConsumer` is for a broker."""
 
-    def __init__(self, world: World, group: Group, member: Member) -> None:
+    def __init__(self, world: World, group: ModelGroup, member: SimulatedMember) -> None:
         self._world = world
         self._group = group
         self.member = member
@@ -287,7 +287,7 @@ class GroupConsumer:
         """See `Consumer.reach`."""
 
     async def start(
-        self, listener: Listener, admitted: Callable[[], Awaitable[None]] | None = None
+        self, listener: RebalanceListener, admitted: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         if admitted is not None:
             await admitted()
@@ -299,7 +299,7 @@ class GroupConsumer:
         if not self.member.dead:
             self._group.leave(self.member_id)
 
-    async def _be_member(self, listener: Listener) -> None:
+    async def _be_member(self, listener: RebalanceListener) -> None:
         try:
             while True:
                 held = frozenset(self._positions)

@@ -9,7 +9,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from ..observe.metrics import Metrics
 
 
-class _Unread:
+class _UnreadCollector:
     """Any of Prometheus' collectors; it keeps nothing."""
 
     def labels(self, *_values: object) -> Self:
@@ -45,4 +45,4 @@ class UnreadMetrics(Metrics):
         super().__init__()
         for name, value in list(vars(self).items()):
             if isinstance(value, MetricWrapperBase):
-                setattr(self, name, _Unread())
+                setattr(self, name, _UnreadCollector())

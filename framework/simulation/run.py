@@ -18,12 +18,12 @@ from ..service.threads import without_threads
 from ..settings import FetchSettings, Settings
 from ..worker import Worker
 from .checks import QUEUE_BATCHES, Checks
-from .group import Group, GroupConsumer
+from .group import GroupConsumer, ModelGroup
 from .loop import PROCESS, NothingLeft, SimulationLoop
 from .schedule import LENGTH
 from .sinks import with_models
 from .transactions import Coordinator
-from .world import Member, World
+from .world import SimulatedMember, World
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from ..observe.metrics import Metrics
     from ..record import TopicPartition
     from ..strategy import Strategy
-    from .checks import Expected
+    from .checks import Expectation
     from .log import LogRecords
     from .schedule import Event, Schedule
-    from .sinks import Places
+    from .sinks import StrategyModels
     from .world import Problem, Step
 
 _RECOVERY: Final = 120.0
@@ -48,7 +48,7 @@ _LEAST: Final = 1024  # of `inflight_bytes`: one fetch
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     """What a simulation has shown.
 
     Attributes:
@@ -90,8 +90,8 @@ class _Simulation:
         strategy: Strategy,
         log: Mapping[TopicPartition, LogRecords],
         schedule: Schedule,
-        places: Places,
-        expected: Expected,
+        places: StrategyModels,
+        expected: Expectation,
         metrics: Metrics,
     ) -> None:
         self.loop = loop
@@ -101,14 +101,14 @@ class _Simulation:
         self.checks = Checks(world, expected, orderly=schedule.is_orderly)
         places.begin()
         places.world, places.checks = world, self.checks
-        self.group = Group(world, log, self.checks)
+        self.group = ModelGroup(world, log, self.checks)
         wrote = next(iter(self.checks.sinks.values())).wrote
         places.coordinator = Coordinator(self.group.offsets, wrote, self.group.check)
         world.expel = self._expel
         self.strategy = with_models(strategy, places, schedule.max_rows)
         self.metrics = metrics
         self._topics = tuple(sorted({at.topic for at in log}))
-        self.members: list[Member] = []
+        self.members: list[SimulatedMember] = []
         self._context = copy_context()
         self._is_over = False
         self._lives = dict.fromkeys(range(schedule.members), 0)
@@ -159,7 +159,7 @@ class _Simulation:
                     member.slept_since_asked = member.asleep
                     self.loop.call_soon(member.worker.shutdown, "simulated", context=member.context)
 
-    def _present(self, number: int) -> Member | None:
+    def _present(self, number: int) -> SimulatedMember | None:
         return next(
             (m for m in self.members if m.number == number and not m.ended.is_set() and not m.dead),
             None,
@@ -174,14 +174,14 @@ class _Simulation:
 
     def _start(self, number: int) -> None:
         self._lives[number] += 1
-        member = Member(number, self._lives[number])
+        member = SimulatedMember(number, self._lives[number])
         self.members.append(member)
         self.world.note("test", member.name, "starts")
         member.context = self._context.copy()
         member.context.run(PROCESS.set, member)
         self.loop.create_task(self._live(member), context=member.context)
 
-    async def _live(self, member: Member) -> None:
+    async def _live(self, member: SimulatedMember) -> None:
         consumer = member.consumer = GroupConsumer(self.world, self.group, member)
         failure: BaseException | None = None
         with anyio.CancelScope() as member.scope:
@@ -210,14 +210,18 @@ class _Simulation:
     def _judge_callback(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Take an error of a member's callback for a broken rule: an event loop would only log it."""
         match context:
-            case {"process": Member(dead=False) as member, "exception": error, "message": message}:
+            case {
+                "process": SimulatedMember(dead=False) as member,
+                "exception": error,
+                "message": message,
+            }:
                 self.world.problem("a callback failed", f"{member.name}: {message}: {error!r}")
             case {"process": _}:
                 pass
             case _:
                 loop.default_exception_handler(context)
 
-    def _judge(self, member: Member, failure: BaseException | None) -> None:
+    def _judge(self, member: SimulatedMember, failure: BaseException | None) -> None:
         """Check how a member ended that was not killed."""
         asked, now, world = member.asked_to_end, self.loop.now, self.world
         world.note(member.name, member.name, f"ends{'' if failure is None else f': {failure}'}")
@@ -237,7 +241,7 @@ class _Simulation:
         elif failure is None and asked is None:
             world.problem("a worker ended though it was not asked to", member.name)
 
-    def _restart_after(self, member: Member) -> float:
+    def _restart_after(self, member: SimulatedMember) -> float:
         after = [
             e.seconds
             for e in self.schedule.events
@@ -245,11 +249,11 @@ class _Simulation:
         ]
         return min(after, default=1.0)
 
-    def _restart(self, member: Member) -> None:
+    def _restart(self, member: SimulatedMember) -> None:
         if not self._is_over:
             self._start(member.number)
 
-    def _expel(self, member: Member) -> None:
+    def _expel(self, member: SimulatedMember) -> None:
         if member.consumer is not None:
             self.group.leave(member.consumer.member_id)
 
@@ -276,7 +280,7 @@ class _Simulation:
             for member, worker in self._working()
         )
 
-    def _working(self) -> list[tuple[Member, Worker]]:
+    def _working(self) -> list[tuple[SimulatedMember, Worker]]:
         return [
             (m, m.worker) for m in self.members if not m.ended.is_set() and m.worker is not None
         ]
@@ -326,10 +330,10 @@ def run_schedule(
     strategy: Strategy,
     log: Mapping[TopicPartition, LogRecords],
     schedule: Schedule,
-    places: Places,
-    expected: Expected,
+    places: StrategyModels,
+    expected: Expectation,
     metrics: Metrics,
-) -> Outcome:
+) -> SimulationOutcome:
     """Run one schedule, in this thread; no event loop may run in it.
 
     Args:
@@ -352,7 +356,7 @@ def run_schedule(
                     "something is stuck", "nothing is left that could wake a task"
                 )
         world, checks = simulation.world, simulation.checks
-        return Outcome(
+        return SimulationOutcome(
             tuple(world.problems), tuple(world.trace), loop.now, checks.diverted, checks.gone
         )
     finally:

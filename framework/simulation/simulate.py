@@ -23,20 +23,20 @@ from ..mapping.executor import Executor
 from ..memory.distinct_model import without_duplicates
 from ..record import COORDINATES, SCHEMA, Batch, Record, TopicPartition, filled, with_place
 from ..sinks.clickhouse.writer import ClickHouseWriter
-from .checks import Expected
+from .checks import Expectation
 from .log import LogRecords
 from .metrics import UnreadMetrics
 from .run import run_schedule
 from .schedule import Event, Schedule, generate
 from .shrink import shrink
-from .sinks import Places, Table, table_columns
+from .sinks import StrategyModels, TableFacts, table_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..mapping.results import MapResult
     from ..strategy import Strategy
-    from .run import Outcome
+    from .run import SimulationOutcome
 
 _TIMESTAMP_US: Final = 1_767_225_600_000_000  # 2026-01-01
 
@@ -46,7 +46,7 @@ class Failing:
     """A schedule that breaks a rule, and what happened in it."""
 
     schedule: Schedule
-    outcome: Outcome
+    outcome: SimulationOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Simulator:
         """Make the schedule of a seed for these records."""
         return generate(seed, self.sizes)
 
-    def run(self, schedule: Schedule) -> Outcome:
+    def run(self, schedule: Schedule) -> SimulationOutcome:
         """Run one schedule. Call it where no event loop runs."""
         with _quiet():
             outcome = run_schedule(
@@ -152,7 +152,10 @@ class Simulator:
         return outcome
 
     def search(
-        self, schedules: int, seed: int = 1, on_run: Callable[[Outcome], None] = lambda _: None
+        self,
+        schedules: int,
+        seed: int = 1,
+        on_run: Callable[[SimulationOutcome], None] = lambda _: None,
     ) -> Simulated:
         """Run the schedules of `schedules` seeds from `seed` on, up to the first that breaks a rule."""
         seconds = 0.0
@@ -352,7 +355,7 @@ def _expect(
     strategy: Strategy,
     log: Mapping[TopicPartition, pa.RecordBatch],
     mapped: Mapping[TopicPartition, MapResult],
-) -> Expected:
+) -> Expectation:
     per_row = {name for name, chain in strategy.chains.items() if len(chain) == 1}
     rows: dict[str, dict[TopicPartition, np.ndarray]] = {name: {} for name in strategy.chains}
     failed, exists = {}, {}
@@ -377,7 +380,7 @@ def _expect(
             )
         made = 0 if result.table is None else result.table.nbytes
         most = max(most, records.nbytes + made + len(result.failures) * 4096)
-    return Expected(
+    return Expectation(
         delivery=strategy.requested_delivery,
         rows=rows,
         failed=failed,
@@ -389,15 +392,15 @@ def _expect(
     )
 
 
-def _places(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> Places:
+def _places(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> StrategyModels:
     """Return sinks with a ClickHouse table for the rows that reach each writer."""
     tables = [result.table for result in mapped.values() if result.table is not None]
     writers = zip(strategy.chains, strategy.writers.items(), strict=True)
-    return Places(
+    return StrategyModels(
         {
             branch: _table(strategy, stage, [_rows_in(table, branch) for table in tables])
             if isinstance(writer, ClickHouseWriter)
-            else Table({})
+            else TableFacts({})
             for branch, (stage, writer) in writers
         }
     )
@@ -409,7 +412,7 @@ def _rows_in(table: pa.Table, branch: str) -> pa.Table:
     return next((rows for name, rows, _ in branches(table) if name == branch), pa.table({}))
 
 
-def _table(strategy: Strategy, stage: str, tables: Sequence[pa.Table]) -> Table:
+def _table(strategy: Strategy, stage: str, tables: Sequence[pa.Table]) -> TableFacts:
     made = None
     if tables:
         made = pa.unify_schemas([each.schema for each in tables], promote_options="permissive")
@@ -417,7 +420,7 @@ def _table(strategy: Strategy, stage: str, tables: Sequence[pa.Table]) -> Table:
         made = tagged_schema({branch: made}) if branch else made
     schema = strategy.schema_of(stage, made)
     if schema is None:
-        return Table({})
+        return TableFacts({})
     place = COORDINATES.names[:3]
     countable = len(filled(schema, place)) == len(place)
-    return Table(table_columns(with_place(schema)), countable=countable)
+    return TableFacts(table_columns(with_place(schema)), countable=countable)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .checks import Checks, SinkChecks
     from .schedule import Target
     from .transactions import Coordinator
-    from .world import Member, World
+    from .world import SimulatedMember, World
 
 _TIMEOUT = 6.0
 """Seconds after which a client of a sink gives up a request."""
@@ -49,7 +49,7 @@ _TIMEOUT = 6.0
 _writing: ContextVar[RangeRows | None] = ContextVar("the range that is written", default=None)
 
 
-class Places:
+class StrategyModels:
     """The sinks of one strategy, by the names of its branches, and what their models share.
 
     Attributes:
@@ -60,13 +60,13 @@ class Places:
     checks: Checks
     coordinator: Coordinator
 
-    def __init__(self, tables: Mapping[str, Table]) -> None:
+    def __init__(self, tables: Mapping[str, TableFacts]) -> None:
         self.strategies: dict[int, Strategy] = {}
-        self._places = {name: Place(self, name, table) for name, table in tables.items()}
+        self._places = {name: BranchModels(self, name, table) for name, table in tables.items()}
 
-    def of(self, branch: str) -> Place:
+    def of(self, branch: str) -> BranchModels:
         """Return the sink of a branch; "" without branches."""
-        return self._places.setdefault(branch, Place(self, branch, Table({})))
+        return self._places.setdefault(branch, BranchModels(self, branch, TableFacts({})))
 
     def begin(self) -> None:
         """Empty all sinks."""
@@ -78,14 +78,14 @@ class Places:
         del self.world, self.checks, self.coordinator
 
 
-class Table(NamedTuple):
+class TableFacts(NamedTuple):
     """The columns of a ClickHouse table, and whether the rows of a range can be counted in it."""
 
     columns: dict[str, str]
     countable: bool = False
 
 
-class Place:
+class BranchModels:
     """What the models of one branch share; the table and the ranges are new for each schedule.
 
     Attributes:
@@ -95,7 +95,7 @@ class Place:
         countable: the rows of a range can be counted in the table.
     """
 
-    def __init__(self, places: Places, branch: str, table: Table) -> None:
+    def __init__(self, places: StrategyModels, branch: str, table: TableFacts) -> None:
         self._places = places
         self._branch = branch
         self.columns, self.countable = table
@@ -132,7 +132,7 @@ class Place:
         """The coordinator of transactions of the present simulation."""
         return self._places.coordinator
 
-    def member(self) -> Member:
+    def member(self) -> SimulatedMember:
         """Return the member whose code runs."""
         return current_member()
 
@@ -146,7 +146,7 @@ def table_columns(schema: pa.Schema) -> dict[str, str]:
     }
 
 
-def with_models(strategy: Strategy, places: Places, max_rows: int) -> Strategy:
+def with_models(strategy: Strategy, places: StrategyModels, max_rows: int) -> Strategy:
     """Return a strategy with models instead of its sinks, and with lower limits."""
     if (made := places.strategies.get(max_rows)) is not None:
         return made
@@ -154,7 +154,7 @@ def with_models(strategy: Strategy, places: Places, max_rows: int) -> Strategy:
     def modelled(branch: str, chain: Sequence[Reducer]) -> list[Reducer]:
         *before, last = chain
         place = places.of(branch)
-        reduce: list[Reducer] = [_Watched(reducer, place) for reducer in before]
+        reduce: list[Reducer] = [_DroppedRecords(reducer, place) for reducer in before]
         return [_lower(each, max_rows) for each in (*reduce, _modelled(last, place))]
 
     errors = strategy.reduce_err
@@ -172,7 +172,7 @@ def _lower(reducer: Reducer, max_rows: int) -> Reducer:
     return reducer
 
 
-def _of_class(reducer: Reducer, mixin: type, place: Place) -> Any:
+def _of_class(reducer: Reducer, mixin: type, place: BranchModels) -> Any:
     changed = copy.copy(reducer)
     kind = type(reducer)
     if (mixin, kind) not in place.classes:
@@ -181,7 +181,7 @@ def _of_class(reducer: Reducer, mixin: type, place: Place) -> Any:
     return changed
 
 
-def _modelled(last: Reducer, place: Place) -> Reducer:
+def _modelled(last: Reducer, place: BranchModels) -> Reducer:
     if isinstance(last, ClickHouseWriter):
         writer: Reducer = _of_class(last, _ModelClickHouse, place)
         return writer
@@ -193,10 +193,10 @@ def _modelled(last: Reducer, place: Place) -> Reducer:
     return ModelWriter(last, place, "sink")
 
 
-class _Watched(Wrapping):
+class _DroppedRecords(Wrapping):
     """Notes the records of which a reducer made no rows."""
 
-    def __init__(self, inner: Reducer, place: Place) -> None:
+    def __init__(self, inner: Reducer, place: BranchModels) -> None:
         super().__init__(inner)
         self._place = place
         self._seen: tuple[Rows, ...] = ()
@@ -231,7 +231,7 @@ def _marked(rows: RangeRows) -> Iterator[None]:
 class _ModelClickHouse(ClickHouseWriter):
     """A `ClickHouseWriter` whose connection is a model."""
 
-    place: Place
+    place: BranchModels
 
     async def _connect(self, target: object) -> ModelConnection:
         return ModelConnection(
@@ -249,7 +249,7 @@ class _ModelClickHouse(ClickHouseWriter):
 class _ModelRanges(RangeWriter):
     """A `RangeWriter` whose sink is a model that keeps each range with its token, or nothing of it."""
 
-    place: Place
+    place: BranchModels
 
     async def open(self, context: Context) -> None:
         await RangeWriter.open(self, context)
@@ -290,7 +290,7 @@ def _content(rows: RangeRows) -> bytes:
 class ModelWriter(Collecting, Sink):
     """A last reducer whose sink takes all rows as often as they are written."""
 
-    def __init__(self, like: Reducer, place: Place, target: Target) -> None:
+    def __init__(self, like: Reducer, place: BranchModels, target: Target) -> None:
         super().__init__(**limits_of(like))
         self._place = place
         self._target: Target = target

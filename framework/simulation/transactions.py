@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ..record import Rows
     from ..reducers.reducer import Context
     from .group import Offsets
-    from .sinks import Place
-    from .world import Member
+    from .sinks import BranchModels
+    from .world import SimulatedMember
 
 _TIMEOUT: Final = 6.0
 """Seconds after which a client gives a step up, and the broker aborts the transaction."""
@@ -44,14 +44,14 @@ class _Refused(kafka_errors.KafkaError, CommitFenced):  # type: ignore[misc]
 
 
 @dataclass
-class _Transaction:
+class _OpenTransaction:
     """The newest producer of a transactional id, and what it has sent since its last transaction ended."""
 
     epoch: int = 0
     number: int = 0
     is_open: bool = False
     was_committed: bool = False
-    rows: list[tuple[Member, Sequence[Rows]]] = field(default_factory=list)
+    rows: list[tuple[SimulatedMember, Sequence[Rows]]] = field(default_factory=list)
 
 
 class Coordinator:
@@ -66,22 +66,22 @@ class Coordinator:
     def __init__(
         self,
         offsets: Offsets,
-        on_rows: Callable[[Member, Sequence[Rows]], object] = lambda _member, _rows: None,
+        on_rows: Callable[[SimulatedMember, Sequence[Rows]], object] = lambda _member, _rows: None,
         on_offsets: Callable[[Mapping[TopicPartition, CommitOffset]], object] = lambda _: None,
     ) -> None:
         self._offsets = offsets
         self._on_rows = on_rows
         self._on_offsets = on_offsets
-        self._transactions: dict[str, _Transaction] = {}
+        self._transactions: dict[str, _OpenTransaction] = {}
 
     def init(self, name: str) -> int:
         """Fence the producer before, abort its transaction, and return the new producer's epoch."""
-        transaction = self._transactions.setdefault(name, _Transaction())
+        transaction = self._transactions.setdefault(name, _OpenTransaction())
         self._end(name, transaction, commit=False)
         transaction.epoch += 1
         return transaction.epoch
 
-    def send(self, name: str, epoch: int, member: Member, rows: Sequence[Rows]) -> int:
+    def send(self, name: str, epoch: int, member: SimulatedMember, rows: Sequence[Rows]) -> int:
         """Add rows to the transaction; return its number."""
         transaction = self._begun(name, epoch)
         transaction.rows.append((member, rows))
@@ -114,20 +114,20 @@ class Coordinator:
             self._end(name, transaction, commit=False)
             transaction.epoch += 1
 
-    def _current(self, name: str, epoch: int) -> _Transaction:
+    def _current(self, name: str, epoch: int) -> _OpenTransaction:
         transaction = self._transactions.get(name)
         if transaction is None or transaction.epoch != epoch:
             raise kafka_errors.ProducerFenced
         return transaction
 
-    def _begun(self, name: str, epoch: int) -> _Transaction:
+    def _begun(self, name: str, epoch: int) -> _OpenTransaction:
         transaction = self._current(name, epoch)
         if not transaction.is_open:
             transaction.is_open = True
             transaction.number += 1
         return transaction
 
-    def _end(self, name: str, transaction: _Transaction, *, commit: bool) -> None:
+    def _end(self, name: str, transaction: _OpenTransaction, *, commit: bool) -> None:
         rows, transaction.rows = transaction.rows, []
         transaction.is_open, transaction.was_committed = False, commit
         if commit:
@@ -140,7 +140,7 @@ class Coordinator:
 class ModelTransactions(Transactions):
     """The client's transactions, whose producer is a model."""
 
-    def __init__(self, place: Place, context: Context) -> None:
+    def __init__(self, place: BranchModels, context: Context) -> None:
         member = place.member()
         # Half of the processes have the name of the one before, as static members have.
         name = member.name if place.world.rng.random() < 0.5 else f"worker {member.number}"
@@ -167,7 +167,7 @@ class ModelTransactions(Transactions):
 class _ModelProducer:
     """What `Transactions` and `ModelTransactionalWriter` use of an `AIOKafkaProducer`."""
 
-    def __init__(self, place: Place, name: str, epoch: int) -> None:
+    def __init__(self, place: BranchModels, name: str, epoch: int) -> None:
         self._place = place
         self._name = name
         self._epoch = epoch
@@ -229,7 +229,7 @@ class _ModelProducer:
 class ModelTransactionalWriter(Collecting, Sink):
     """A last reducer that writes in transactions, to a sink that shows rows when they are committed."""
 
-    def __init__(self, like: Sink, place: Place) -> None:
+    def __init__(self, like: Sink, place: BranchModels) -> None:
         super().__init__(**limits_of(like))
         self.capabilities = like.capabilities
         self._place = place

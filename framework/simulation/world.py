@@ -48,7 +48,7 @@ class Problem(NamedTuple):
     text: str
 
 
-class Member(Process):
+class SimulatedMember(Process):
     """A process with a worker.
 
     Attributes:
@@ -98,10 +98,10 @@ class Member(Process):
                 self.answered = loop.now
 
 
-def current_member() -> Member:
+def current_member() -> SimulatedMember:
     """Return the member whose code is running."""
     member = PROCESS.get()
-    assert isinstance(member, Member)  # noqa: S101  models are called by members only
+    assert isinstance(member, SimulatedMember)  # noqa: S101  models are called by members only
     return member
 
 
@@ -125,7 +125,7 @@ class World:
         self.stood_still = 0.0
         self._faults: list[Event] = []
         self._overtaken: list[_Request] = []
-        self.expel: Callable[[Member], None] = lambda _member: None
+        self.expel: Callable[[SimulatedMember], None] = lambda _member: None
 
     def note(self, source: str, target: str, text: str) -> None:
         """Add a line to the trace."""
@@ -154,7 +154,7 @@ class World:
         """Return how long a message is under way, in seconds."""
         return self.rng.choice(_LATENCIES)
 
-    def kill(self, member: Member) -> None:
+    def kill(self, member: SimulatedMember) -> None:
         """End a process at once: from now on nothing that it does has an effect."""
         if not member.dead and not member.ended.is_set():
             self.note(member.name, member.name, "is killed")
@@ -164,7 +164,7 @@ class World:
             if member.asleep:
                 member.wake(self.loop)
 
-    def sleep(self, member: Member, seconds: float) -> None:
+    def sleep(self, member: SimulatedMember, seconds: float) -> None:
         """Hold a process back, as SIGSTOP does."""
         if member.dead or member.asleep or member.ended.is_set():
             return
@@ -176,7 +176,7 @@ class World:
         if consumer is not None:
             consumer.silent_for(seconds)
 
-    def _wake(self, member: Member) -> None:
+    def _wake(self, member: SimulatedMember) -> None:
         if member.asleep:
             self.note(member.name, member.name, "wakes up")
             member.answered = self.loop.now
@@ -230,7 +230,7 @@ class World:
             result: T = await request.answer
         return result
 
-    def overtake(self, member: Member) -> None:
+    def overtake(self, member: SimulatedMember) -> None:
         """Let the requests arrive that wait for a commit of another member, which this one has made."""
         arriving = [request for request in self._overtaken if request.member is not member]
         self._overtaken = [request for request in self._overtaken if request.member is member]
@@ -253,7 +253,7 @@ class _Request:
     def __init__(
         self,
         world: World,
-        member: Member,
+        member: SimulatedMember,
         target: Target,
         name: str,
         text: str,

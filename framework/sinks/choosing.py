@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ..columns.fitted import Target
+    from ..columns.fitted import TargetColumn
 
 ExtraColumns = Literal["error", "ignore"]
 
@@ -51,7 +51,9 @@ class Choice(Generic[C]):
     left_out: Sequence[str] = ()
     problems: dict[str | None, str] = field(default_factory=dict)
 
-    def fit(self, rows: pa.Table, targets: Sequence[Target], *, letters: bool = False) -> Fitted:
+    def fit(
+        self, rows: pa.Table, targets: Sequence[TargetColumn], *, letters: bool = False
+    ) -> Fitted:
         """Cast rows to the columns, and refuse those with a problem.
 
         Args:

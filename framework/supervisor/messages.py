@@ -84,7 +84,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """The worker has drained and ends with exit code 0; user code that ends the process does not say so."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
     """The worker ends, with this error."""
 
     reason: str
@@ -97,7 +97,7 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
 
 
 FromSupervisor = Job | Admit | Stay | Served | Ask
-FromWorker = Reports | Report | Prepared | Joined | Left | Done | Failed | Serve
+FromWorker = Reports | Report | Prepared | Joined | Left | Done | WorkerFailed | Serve
 
 _from_supervisor: msgspec.json.Decoder[FromSupervisor] = msgspec.json.Decoder(FromSupervisor)
 _from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)

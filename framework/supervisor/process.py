@@ -19,7 +19,6 @@ from .messages import (
     Admit,
     Ask,
     Done,
-    Failed,
     Joined,
     Left,
     Prepared,
@@ -28,6 +27,7 @@ from .messages import (
     Serve,
     Served,
     Stay,
+    WorkerFailed,
     decode_from_worker,
     encode,
 )
@@ -151,7 +151,7 @@ class WorkerProcess:
                     self.left.set()
                 case Done():
                     self.done = True
-                case Failed(reason):
+                case WorkerFailed(reason):
                     self._failure = reason
                 case Serve(path):
                     self.tell(await serve(path))

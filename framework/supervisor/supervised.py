@@ -25,7 +25,6 @@ from .messages import (
     Admit,
     Ask,
     Done,
-    Failed,
     Job,
     Joined,
     Left,
@@ -36,6 +35,7 @@ from .messages import (
     Serve,
     Served,
     Stay,
+    WorkerFailed,
     decode_from_supervisor,
     encode,
 )
@@ -161,11 +161,11 @@ def main() -> None:
     try:
         code = _run(channel)
     except KmrError as error:
-        channel.tell(Failed(str(error)))
+        channel.tell(WorkerFailed(str(error)))
         code = ExitCode.USAGE if isinstance(error, SettingsError) else ExitCode.FAILED
     except BaseException as error:  # noqa: BLE001  the supervisor shows it
         traceback.print_exc()
-        channel.tell(Failed(f"{type(error).__name__}: {error}"))
+        channel.tell(WorkerFailed(f"{type(error).__name__}: {error}"))
         code = ExitCode.FAILED
     if code == ExitCode.CLEAN:
         channel.tell(Done())
@@ -195,6 +195,6 @@ def _run(channel: Channel) -> int:
         joined=lambda: channel.tell(Joined()),
         left=lambda: channel.tell(Left()),
         leaves=lambda: channel.leaves,
-        failed=lambda reason: channel.tell(Failed(reason)),
+        failed=lambda reason: channel.tell(WorkerFailed(reason)),
     )
     return run_worker(strategy, settings, link)

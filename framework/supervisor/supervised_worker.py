@@ -10,7 +10,7 @@ from ..observe.failures import FailureLog, latest
 from ..observe.status import WorkerStatus, WorkerSummary
 
 if TYPE_CHECKING:
-    from ..observe.failures import Failure
+    from ..observe.failures import FailureSummary
     from .messages import MetricFamily
     from .process import WorkerProcess
     from .restarts import Restarts
@@ -40,7 +40,7 @@ class SupervisedWorker:
         # Counts of the processes before, so that those of the worker never go back.
         self._before = dict.fromkeys(_COUNTS, 0)
         self._failures = FailureLog()
-        self._failures_before: tuple[Failure, ...] = ()
+        self._failures_before: tuple[FailureSummary, ...] = ()
         self._latest: WorkerStatus | None = None
 
     def begin(self, process: WorkerProcess) -> None:
@@ -68,7 +68,7 @@ class SupervisedWorker:
         """How many attempts to flush, and commits, were repeated."""
         return self._counts()["repeated"]
 
-    def failures(self) -> tuple[Failure, ...]:
+    def failures(self) -> tuple[FailureSummary, ...]:
         """Return the latest failures, also those of the processes before, and their ends."""
         now = () if self._latest is None else self._latest.failures
         return tuple(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ..columns.fitted import Target, fit_columns
+from ..columns.fitted import TargetColumn, fit_columns
 from ..columns.fitting import fit
 from ..columns.kinds import either, is_list, rows_where
 from ..errors import StrategyError
@@ -42,7 +42,7 @@ def fit_rows(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
             f"{what} has no field {', '.join(unknown)}; add it there, or leave the column out of the rows"
         )
     targets = [
-        Target(field.name, str(field.type), partial(_cast, field))
+        TargetColumn(field.name, str(field.type), partial(_cast, field))
         for field in schema
         if field.name in rows.column_names
     ]

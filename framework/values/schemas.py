@@ -67,7 +67,7 @@ _BOUNDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SchemaField:
     """One field of a row.
 
     Attributes:
@@ -92,7 +92,7 @@ class Column:
     required: bool
     default: Any
     convert: Convert | None
-    columns: tuple[Column, ...] = ()
+    columns: tuple[SchemaField, ...] = ()
 
     @property
     def field(self) -> pa.Field[Any]:
@@ -113,7 +113,7 @@ class RowType:
         self,
         source: type | pa.Schema,
         cls: type,
-        columns: tuple[Column, ...],
+        columns: tuple[SchemaField, ...],
         info: inspect.Type | None,
     ) -> None:
         self.source = source
@@ -147,7 +147,7 @@ class RowType:
                 failures.setdefault(row, f"field {column.name}: {reason}")
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema), failures
 
-    def _values(self, rows: Sequence[Any], column: Column) -> list[Any]:
+    def _values(self, rows: Sequence[Any], column: SchemaField) -> list[Any]:
         name = column.attribute
         if is_typeddict(self.cls):
             found = [None if row is None else row.get(name) for row in rows]
@@ -173,7 +173,7 @@ def is_row_class(source: object) -> bool:
     )
 
 
-def nested_columns(kind: Any, type_: Any) -> tuple[Column, ...]:
+def nested_columns(kind: Any, type_: Any) -> tuple[SchemaField, ...]:
     """Return the fields of a nested object, with the types of its struct."""
     name = kind.cls.__name__
     if isinstance(kind, inspect.CustomType):
@@ -222,7 +222,7 @@ def _row_type(source: type | pa.Schema) -> RowType:
     return RowType(source, source, _of_fields(source, info, source.__name__), info)
 
 
-def _of_fields(cls: type, info: inspect.Type, path: str) -> tuple[Column, ...]:
+def _of_fields(cls: type, info: inspect.Type, path: str) -> tuple[SchemaField, ...]:
     fields = getattr(info, "fields", None)
     if fields is None or getattr(info, "array_like", False):
         raise StrategyError(
@@ -257,9 +257,9 @@ def _column(
     required: bool,
     default: Any,
     factory: Any,
-) -> Column:
+) -> SchemaField:
     kind, nullable = _without_none(kind)
-    columns: tuple[Column, ...] = ()
+    columns: tuple[SchemaField, ...] = ()
     convert: Convert | None
     if isinstance(kind, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
         columns = _of_fields(kind.cls, kind, f"{path}.{name}")
@@ -272,7 +272,7 @@ def _column(
     absent = (
         not required and not made and default is msgspec.NODEFAULT
     )  # NotRequired of a TypedDict
-    return Column(
+    return SchemaField(
         name=name,
         attribute=attribute,
         key=key,
@@ -384,7 +384,9 @@ def _arrow_of_map(kind: inspect.DictType, path: str) -> tuple[pa.DataType, Conve
     return _pa.map_(key, pa.field("value", arrow, nullable=nullable)), pairs
 
 
-def _arrow_of_struct(columns: tuple[Column, ...], *, typed: bool) -> tuple[pa.DataType, Convert]:
+def _arrow_of_struct(
+    columns: tuple[SchemaField, ...], *, typed: bool
+) -> tuple[pa.DataType, Convert]:
     def fields(item: Any) -> dict[str, Any]:
         row = {}
         for column in columns:
@@ -402,7 +404,7 @@ def _is_pydantic(source: object) -> bool:
     return hasattr(source, "model_validate_json") and hasattr(source, "model_fields")
 
 
-def _of_pydantic(model: Any, path: str) -> tuple[Column, ...]:
+def _of_pydantic(model: Any, path: str) -> tuple[SchemaField, ...]:
     columns = []
     for name, each in model.model_fields.items():
         try:
@@ -435,7 +437,7 @@ def _of_schema(schema: pa.Schema) -> RowType:
     return RowType(schema, cls, columns, info)
 
 
-def _retyped(column: Column, field: pa.Field[Any]) -> Column:
+def _retyped(column: SchemaField, field: pa.Field[Any]) -> SchemaField:
     """Give a column, and the fields of its objects, the types of a schema."""
     inner: Any = field.type if column.columns else ()
     columns = tuple(_retyped(*pair) for pair in zip(column.columns, inner, strict=True))

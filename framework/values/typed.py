@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Sequence
 
-    from .schemas import Column, Convert, RowType
+    from .schemas import Convert, RowType, SchemaField
 
 Source: TypeAlias = "type | pa.Schema"
 """A type whose fields are columns."""
@@ -127,7 +127,7 @@ class TypedFormat(ValueFormat):
 
 
 def encoded_fields(
-    columns: Sequence[Column], rows: pa.Table
+    columns: Sequence[SchemaField], rows: pa.Table
 ) -> Callable[[Sequence[Any]], dict[str, Any]]:
     """Return a function that makes the values of a row a dict with the names that encoded fields have."""
     named = {column.name: column for column in columns}

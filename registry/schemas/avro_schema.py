@@ -47,7 +47,7 @@ class AvroSchema(ParsedSchema):
     """
 
     def __init__(self, text: str, dependencies: Sequence[Dependency] = ()) -> None:
-        """Raises RegistryError if the schema is invalid."""
+        """Raises RequestRefused if the schema is invalid."""
         try:
             self._document = json.loads(text)
             # A logical type that the library does not know is a property like any other.

@@ -57,37 +57,37 @@ _OPAQUE: Final = (
 """Keywords that are compared for equality."""
 
 
-class Node(NamedTuple):
+class SchemaNode(NamedTuple):
     """A schema, and what resolves its references."""
 
     schema: Any
     resolver: Resolver[Any]
 
-    def child(self, schema: Any) -> Node:
+    def child(self, schema: Any) -> SchemaNode:
         """Return a subschema."""
         if isinstance(schema, dict) and ("$id" in schema or "id" in schema):
             resource = Resource.from_contents(schema, default_specification=DRAFT7)
-            return Node(schema, self.resolver.in_subresource(resource))
-        return Node(schema, self.resolver)
+            return SchemaNode(schema, self.resolver.in_subresource(resource))
+        return SchemaNode(schema, self.resolver)
 
-    def resolved(self) -> Node:
+    def resolved(self) -> SchemaNode:
         """Return the schema that this one refers to, or itself. Keywords beside a reference hold too."""
         node, seen = self, set[int]()
         while isinstance(node.schema, dict) and isinstance(node.schema.get("$ref"), str):
             if id(node.schema) in seen:
-                return Node({}, node.resolver)
+                return SchemaNode({}, node.resolver)
             seen.add(id(node.schema))
             beside = {k: v for k, v in node.schema.items() if k not in (*_ANNOTATIONS, "$ref")}
             if beside:
                 reference = {"$ref": node.schema["$ref"]}
                 parts = [*beside.get("allOf", ()), reference]
-                return Node({**beside, "allOf": parts}, node.resolver)
+                return SchemaNode({**beside, "allOf": parts}, node.resolver)
             found = node.resolver.lookup(node.schema["$ref"])
-            node = Node(found.contents, found.resolver)
+            node = SchemaNode(found.contents, found.resolver)
         return node
 
 
-def incompatibilities(reader: Node, writer: Node) -> list[str]:
+def incompatibilities(reader: SchemaNode, writer: SchemaNode) -> list[str]:
     """Return why the reader's schema does not accept everything that the writer's does."""
     try:
         found = _Comparison().compare(reader, writer, "#/")
@@ -113,12 +113,12 @@ class _Comparison:
         _steps: how many pairs were compared.
     """
 
-    _compared: dict[tuple[int, int], tuple[list[_Difference], Node, Node]] = field(
+    _compared: dict[tuple[int, int], tuple[list[_Difference], SchemaNode, SchemaNode]] = field(
         default_factory=dict
     )
     _steps: int = 0
 
-    def compare(self, reader: Node, writer: Node, at: str) -> list[_Difference]:
+    def compare(self, reader: SchemaNode, writer: SchemaNode, at: str) -> list[_Difference]:
         """Return the differences that make the reader refuse what the writer allows.
 
         Raises TooComplex. Of a pair that was compared before it returns the first difference only.
@@ -133,7 +133,7 @@ class _Comparison:
         return self._once(reader, writer, compare_resolved)
 
     def _once(
-        self, reader: Node, writer: Node, compare: Callable[[], list[_Difference]]
+        self, reader: SchemaNode, writer: SchemaNode, compare: Callable[[], list[_Difference]]
     ) -> list[_Difference]:
         pair = (id(reader.schema), id(writer.schema))
         if pair in self._compared:
@@ -152,15 +152,15 @@ class _Comparison:
             self._compared[pair] = (found[:1], reader, writer)
         return found
 
-    def _resolved(self, reader: Node, writer: Node, at: str) -> list[_Difference]:
+    def _resolved(self, reader: SchemaNode, writer: SchemaNode, at: str) -> list[_Difference]:
         if _accepts_all(reader.schema) or writer.schema is False:
             return []
         if reader.schema is False:
             return [_Difference("TYPE_NARROWED", f"{at} is not allowed any more")]
-        writer = Node({}, writer.resolver) if writer.schema is True else writer
+        writer = SchemaNode({}, writer.resolver) if writer.schema is True else writer
         return self._objects(reader, writer, at)
 
-    def _objects(self, reader: Node, writer: Node, at: str) -> list[_Difference]:
+    def _objects(self, reader: SchemaNode, writer: SchemaNode, at: str) -> list[_Difference]:
         """Compare two schemas that are JSON objects: combinations first, then keyword by keyword."""
         if reader.schema == writer.schema and "$ref" not in repr(reader.schema):
             return []
@@ -181,7 +181,7 @@ class _Comparison:
             return self._one_of_parts(reader, writer, at)
         return list(self._keywords(reader, writer, at))
 
-    def _combined(self, reader: Node, writer: Node, at: str) -> list[_Difference]:
+    def _combined(self, reader: SchemaNode, writer: SchemaNode, at: str) -> list[_Difference]:
         rest = {k: v for k, v in reader.schema.items() if k not in _COMBINATORS}
         found = self.compare(reader.child(rest), writer, at)
         for part in reader.schema.get("allOf", ()):
@@ -196,7 +196,7 @@ class _Comparison:
                 )
         return found
 
-    def _one_of_parts(self, reader: Node, writer: Node, at: str) -> list[_Difference]:
+    def _one_of_parts(self, reader: SchemaNode, writer: SchemaNode, at: str) -> list[_Difference]:
         rest = {k: v for k, v in writer.schema.items() if k != "allOf"}
         merged = _merged([rest, *writer.schema["allOf"]])
         candidates = [writer.child(each) for each in (*writer.schema["allOf"], rest)]
@@ -210,7 +210,7 @@ class _Comparison:
             found = found or differences
         return found
 
-    def _keywords(self, reader: Node, writer: Node, at: str) -> Iterator[_Difference]:
+    def _keywords(self, reader: SchemaNode, writer: SchemaNode, at: str) -> Iterator[_Difference]:
         theirs, ours = _types(writer.schema), _types(reader.schema)
         if not theirs <= ours:
             kind = "TYPE_NARROWED" if theirs & ours else "TYPE_CHANGED"
@@ -231,7 +231,7 @@ class _Comparison:
             if name in reader.schema and reader.schema[name] != writer.schema.get(name):
                 yield _Difference("KEYWORD_CHANGED", f"{name} at {at} was added or changed")
 
-    def _negation(self, reader: Node, writer: Node, at: str) -> Iterator[_Difference]:
+    def _negation(self, reader: SchemaNode, writer: SchemaNode, at: str) -> Iterator[_Difference]:
         if "not" not in reader.schema:
             return
         theirs = writer.child(writer.schema.get("not", False))
@@ -240,7 +240,7 @@ class _Comparison:
 
     # -- objects -----------------------------------------------------------------------------------
 
-    def _object(self, reader: Node, writer: Node, at: str) -> Iterator[_Difference]:
+    def _object(self, reader: SchemaNode, writer: SchemaNode, at: str) -> Iterator[_Difference]:
         names = {**_mapping(writer, "properties"), **_mapping(reader, "properties")}
         for name in names:
             place = f"{at}properties/{name}/"
@@ -267,7 +267,9 @@ class _Comparison:
                 yield each._replace(kind="ADDITIONAL_PROPERTIES_NARROWED")
         yield from self._dependencies(reader, writer, at)
 
-    def _dependencies(self, reader: Node, writer: Node, at: str) -> Iterator[_Difference]:
+    def _dependencies(
+        self, reader: SchemaNode, writer: SchemaNode, at: str
+    ) -> Iterator[_Difference]:
         for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
             theirs = _mapping(writer, keyword)
             for name, needed in _mapping(reader, keyword).items():
@@ -284,7 +286,7 @@ class _Comparison:
 
     # -- arrays ------------------------------------------------------------------------------------
 
-    def _array(self, reader: Node, writer: Node, at: str) -> Iterator[_Difference]:
+    def _array(self, reader: SchemaNode, writer: SchemaNode, at: str) -> Iterator[_Difference]:
         count = max(len(_tuple(reader.schema)), len(_tuple(writer.schema)))
         for index in range(count):
             place = f"{at}items/{index}/"
@@ -301,7 +303,7 @@ def _accepts_all(schema: Any) -> bool:
     return schema is True or (isinstance(schema, dict) and not schema.keys() - _ANNOTATIONS)
 
 
-def _both(writer: Node, rest: dict[str, Any], part: Any) -> Node:
+def _both(writer: SchemaNode, rest: dict[str, Any], part: Any) -> SchemaNode:
     """Return the schema that joins one alternative of the writer with the rest of its schema."""
     if not rest.keys() - _ANNOTATIONS:
         return writer.child(part)
@@ -349,7 +351,7 @@ def _values(schema: dict[str, Any]) -> list[Any] | None:
     return found
 
 
-def _refused_values(reader: Node, values: list[Any], at: str) -> Iterator[_Difference]:
+def _refused_values(reader: SchemaNode, values: list[Any], at: str) -> Iterator[_Difference]:
     for each in values:
         if not accepts(reader.schema, reader.resolver, each):
             yield _Difference("ENUM_ARRAY_NARROWED", f"the value {each!r} at {at} is refused")
@@ -408,16 +410,16 @@ def _pattern(reader: dict[str, Any], writer: dict[str, Any], at: str) -> Iterato
         yield _changed("pattern", writer.get("pattern"), at)
 
 
-def _mapping(node: Node, keyword: str) -> dict[str, Any]:
+def _mapping(node: SchemaNode, keyword: str) -> dict[str, Any]:
     found: dict[str, Any] = node.schema.get(keyword) or {}
     return found
 
 
-def _part(node: Node, keyword: str) -> Node:
+def _part(node: SchemaNode, keyword: str) -> SchemaNode:
     return node.child(node.schema.get(keyword, True))
 
 
-def _property(node: Node, name: str) -> Node:
+def _property(node: SchemaNode, name: str) -> SchemaNode:
     """Return the schema of a property that may have this name: its own, a pattern's, or that of others."""
     found = [_mapping(node, "properties")[name]] if name in _mapping(node, "properties") else []
     patterns = _mapping(node, "patternProperties").items()
@@ -434,14 +436,16 @@ def _may_match(pattern: str, name: str) -> bool:
         return True
 
 
-def _pattern_property(node: Node, pattern: str) -> Node:
+def _pattern_property(node: SchemaNode, pattern: str) -> SchemaNode:
     patterns = _mapping(node, "patternProperties")
     if pattern in patterns:
         return node.child(patterns[pattern])
     return _part(node, "additionalProperties")
 
 
-def _explained(difference: _Difference, reader: Node, writer: Node, name: str) -> _Difference:
+def _explained(
+    difference: _Difference, reader: SchemaNode, writer: SchemaNode, name: str
+) -> _Difference:
     """Say of a property that is in one of the schemas alone that it was added or removed."""
     if name not in _mapping(writer, "properties"):
         kind = "PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL"
@@ -452,7 +456,7 @@ def _explained(difference: _Difference, reader: Node, writer: Node, name: str) -
     return difference._replace(kind=kind)
 
 
-def _added_requirements(reader: Node, writer: Node) -> list[str]:
+def _added_requirements(reader: SchemaNode, writer: SchemaNode) -> list[str]:
     properties = _mapping(reader, "properties")
     before = set(writer.schema.get("required") or ())
     return [
@@ -470,7 +474,7 @@ def _tuple(schema: dict[str, Any]) -> list[Any]:
     return found
 
 
-def _item(node: Node, index: int) -> Node:
+def _item(node: SchemaNode, index: int) -> SchemaNode:
     """Return the schema of the item at `index`."""
     first = _tuple(node.schema)
     if index < len(first):

@@ -14,7 +14,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT7
 
 from ..error_codes import invalid_schema
-from .json_compatibility import Node, incompatibilities
+from .json_compatibility import SchemaNode, incompatibilities
 from .schema_types import ParsedSchema
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class JsonSchema(ParsedSchema):
     """
 
     def __init__(self, text: str, dependencies: Sequence[Dependency] = ()) -> None:
-        """Raises RegistryError if the schema is invalid, or a reference cannot be resolved."""
+        """Raises RequestRefused if the schema is invalid, or a reference cannot be resolved."""
         try:
             self._document = json.loads(text, parse_constant=_refuse_constant)
             if isinstance(self._document, dict):
@@ -67,7 +67,7 @@ class JsonSchema(ParsedSchema):
             raise invalid_schema(str(error)) from error
         except RecursionError as error:
             raise invalid_schema("it is nested too deeply") from error
-        self.root = Node(self._document, resolver)
+        self.root = SchemaNode(self._document, resolver)
 
     @property
     def text(self) -> str:

@@ -42,7 +42,7 @@ class ProtobufSchema(ParsedSchema):
     """
 
     def __init__(self, text: str, dependencies: Sequence[Dependency] = ()) -> None:
-        """Raises RegistryError if the schema is invalid."""
+        """Raises RequestRefused if the schema is invalid."""
         self._dependencies = dependencies
         serialized = _descriptor(text)
         if serialized is not None:
@@ -87,7 +87,7 @@ def _descriptor(text: str) -> FileDescriptorProto | None:
 def compile_files(text: str, dependencies: Sequence[Dependency]) -> list[FileDescriptorProto]:
     """Return the descriptors of the files that the text imports, directly or not, and its own, the last.
 
-    Runs protoc for about 0.1 s. Raises RegistryError if a file is invalid, or an import missing.
+    Runs protoc for about 0.1 s. Raises RequestRefused if a file is invalid, or an import missing.
     """
     with tempfile.TemporaryDirectory(prefix="kmr-registry-") as directory:
         root, out = Path(directory, "files"), Path(directory, "out")

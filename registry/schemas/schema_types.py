@@ -67,7 +67,7 @@ def parse_schema(
         dependencies: the schemas that it refers to, also indirectly; each after those that it refers to.
 
     Raises:
-        RegistryError: the schema is invalid, or the type is unknown.
+        RequestRefused: the schema is invalid, or the type is unknown.
     """
     # Each type's library is imported when a schema of that type is first met.
     if not text.strip():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from kmr.broker.log.results import LogFailed
-from kmr.broker.supervision import STALL_SECONDS, Supervisor
+from kmr.broker.supervision import STALL_SECONDS, Supervision
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,14 +24,14 @@ class Clock:
         return self.now
 
 
-def fail(supervisor: Supervisor, error: Exception, **subject: object) -> None:
+def fail(supervisor: Supervision, error: Exception, **subject: object) -> None:
     with supervisor.attempt("compaction", "it failed", **subject):
         raise error
 
 
 def test_work_stands_still_when_it_is_much_later_than_it_should_be() -> None:
     clock = Clock()
-    supervisor = Supervisor(clock)
+    supervisor = Supervision(clock)
     assert supervisor.stalled == "", "nothing is expected"
     supervisor.expect("retention", 60)
     clock.now += 60 + STALL_SECONDS
@@ -44,7 +44,7 @@ def test_work_stands_still_when_it_is_much_later_than_it_should_be() -> None:
 
 def test_all_work_that_stands_still_is_named() -> None:
     clock = Clock()
-    supervisor = Supervisor(clock)
+    supervisor = Supervision(clock)
     for work, every in (("retention", 60), ("the syncing of logs", 1), ("compaction", 15)):
         supervisor.expect(work, every)
     clock.now += 1000
@@ -56,7 +56,7 @@ def test_all_work_that_stands_still_is_named() -> None:
 
 def test_a_subject_that_fails_is_left_out_for_a_time_that_doubles_up_to_a_minute() -> None:
     clock = Clock()
-    supervisor = Supervisor(clock)
+    supervisor = Supervision(clock)
     pauses = []
     for _ in range(9):
         fail(supervisor, LogFailed("the disk is gone"), topic="t")
@@ -74,7 +74,7 @@ def test_a_subject_that_fails_is_left_out_for_a_time_that_doubles_up_to_a_minute
 def test_a_failure_is_logged_again_when_its_reason_changes_and_with_its_place_if_it_is_a_bug() -> (
     None
 ):
-    supervisor = Supervisor()
+    supervisor = Supervision()
     errors = [LogFailed("full"), LogFailed("full"), OverflowError("too large"), OSError("gone")]
     with structlog.testing.capture_logs() as logs:
         for error in errors:
@@ -86,7 +86,7 @@ def test_a_failure_is_logged_again_when_its_reason_changes_and_with_its_place_if
 
 
 async def test_repeated_work_outlives_whatever_it_raises(until: Until) -> None:
-    supervisor, calls = Supervisor(), 0
+    supervisor, calls = Supervision(), 0
 
     async def work() -> None:
         nonlocal calls
@@ -102,7 +102,7 @@ async def test_repeated_work_outlives_whatever_it_raises(until: Until) -> None:
 
 
 async def test_a_subject_that_is_gone_fails_no_longer(until: Until) -> None:
-    supervisor, passes = Supervisor(), 0
+    supervisor, passes = Supervision(), 0
     subjects = ["a", "b"]
 
     async def work() -> None:

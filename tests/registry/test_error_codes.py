@@ -12,11 +12,11 @@ from kmr.registry import error_codes as errors
     [
         (errors.subject_not_found("s"), 404),
         (errors.invalid_schema("no JSON"), 422),
-        (errors.RegistryError(errors.INCOMPATIBLE, "x"), 409),
-        (errors.RegistryError(errors.STORE_FAILED, "x"), 500),
+        (errors.RequestRefused(errors.INCOMPATIBLE, "x"), 409),
+        (errors.RequestRefused(errors.STORE_FAILED, "x"), 500),
     ],
 )
 def test_the_status_is_the_first_three_digits_of_the_code(
-    error: errors.RegistryError, status: int
+    error: errors.RequestRefused, status: int
 ) -> None:
     assert error.status == status

@@ -11,8 +11,8 @@ from kmr.registry.records import (
     Mode,
     ModeKey,
     ModeValue,
-    Reference,
     SchemaKey,
+    SchemaUse,
     SchemaValue,
     SubjectVersion,
 )
@@ -63,7 +63,7 @@ def test_references_count_until_the_schema_that_has_them_is_deleted() -> None:
     state = RegistryState()
     put(state, "used", 1, 1)
     user = SchemaValue(
-        subject="user", version=1, id=2, schema="u", references=(Reference("n", "used", 1),)
+        subject="user", version=1, id=2, schema="u", references=(SchemaUse("n", "used", 1),)
     )
     state.apply(SchemaKey("user", 1), user)
     assert state.referring("used", 1) == [2]

@@ -20,7 +20,7 @@ from kio.static.primitive import i32, i64
 
 from ...authorization.rules import Operation, Resource
 from ...log.disk_work import do_in_thread
-from ...log.results import LogError, OffsetOutOfRange
+from ...log.results import LogError, OffsetNotInLog
 from ...topics.topic import INTERNAL_TOPICS
 from .. import entities
 from ..access import Access
@@ -210,10 +210,10 @@ async def _delete_below(
         offset = end if wanted.offset == _TO_HIGH_WATERMARK else wanted.offset
         try:
             if not 0 <= offset <= end:
-                raise OffsetOutOfRange(offset, log.log_start_offset, end)
+                raise OffsetNotInLog(offset, log.log_start_offset, end)
             await context.services.topics.clean(partition, log.truncation(offset))
             low_watermark = log.log_start_offset
-        except OffsetOutOfRange:
+        except OffsetNotInLog:
             error = ErrorCode.offset_out_of_range
         except (LogError, OSError) as problem:
             if partition.closed:

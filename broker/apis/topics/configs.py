@@ -36,7 +36,7 @@ from ...topics.topic_config import (
 from ...turns import in_turns
 from .. import entities
 from ..access import Access, Need
-from ..api import NO_THROTTLE, Outcome, api, attempt, check_listed_once, result_or_refusal
+from ..api import NO_THROTTLE, ElementResult, api, attempt, check_listed_once, result_or_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,7 +86,7 @@ def _describe(
     resource: entities.DescribeConfigsResource,
 ) -> entities.DescribeConfigsResult:
     found = result_or_refusal(_entries, context, resource)
-    outcome, entries = (found, []) if isinstance(found, Outcome) else (Outcome(), found)
+    outcome, entries = (found, []) if isinstance(found, ElementResult) else (ElementResult(), found)
     keys = set(resource.configuration_keys or ())
     return entities.DescribeConfigsResult(
         error_code=outcome.code,

@@ -21,7 +21,7 @@ from ...topics.topic_config import describe_topic_config
 from ...turns import in_turns
 from .. import entities
 from ..access import Access, Need
-from ..api import NO_THROTTLE, Outcome, api, attempt, check_listed_once
+from ..api import NO_THROTTLE, ElementResult, api, attempt, check_listed_once
 from .metadata import topic_name
 
 if TYPE_CHECKING:
@@ -165,9 +165,11 @@ async def _delete_topics(
         topic = None if name is None else context.services.topics.get(name)
         topic_id = wanted.topic_id or (_NO_ID if topic is None else topic.topic_id)
         if (wanted.name is None) is (wanted.topic_id is None):
-            outcome = Outcome(ErrorCode.invalid_request, "name a topic by its name or by its id")
+            outcome = ElementResult(
+                ErrorCode.invalid_request, "name a topic by its name or by its id"
+            )
         elif name is None:
-            outcome = Outcome(
+            outcome = ElementResult(
                 ErrorCode.unknown_topic_id, f"there is no topic with the id {topic_id}"
             )
         else:
@@ -200,7 +202,7 @@ async def _delete_topics_by_name(
     return response
 
 
-async def _delete(context: RequestContext, name: str, times: Counter[str]) -> Outcome:
+async def _delete(context: RequestContext, name: str, times: Counter[str]) -> ElementResult:
     async def delete() -> None:
         check_listed_once(name, times)
         await context.services.topics.delete(name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from anyio import to_thread
 
-from ...log.durable_files import Checked, read_checked, write_checked
+from ...log.durable_files import ChecksummedFile, read_checked, write_checked
 from ...topics.setting_values import ConfigType, invalid, parse_value
 from ...topics.topic_config import ConfigEntry, ConfigSource, Synonym
 
@@ -52,11 +52,11 @@ GROUP_SETTINGS: Final = {
 """By Kafka's name. A default outside of the limits moves them."""
 
 
-class _File(Checked, frozen=True):
+class _File(ChecksummedFile, frozen=True):
     groups: Mapping[str, Mapping[str, str]]
 
 
-class GroupSettings:
+class GroupOverrides:
     """The settings of all groups; a change is synced before `configure` returns.
 
     Args:

@@ -19,15 +19,15 @@ from clickhouse_connect.driver.binding import quote_identifier
 from ...columns.kinds import whole
 from ...errors import StrategyError
 from ...record import Rows
-from .ddl import TYPE_KEY, Layout
+from .ddl import TYPE_KEY, TableLayout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..changes import Applied, Changes
     from ..planning import RangeRows
-    from .client import Connection
-    from .table import Table
+    from .client import ClickHouseConnection
+    from .table import ClickHouseTable
 
 VERSION: Final = "_version"
 DELETED: Final = "_is_deleted"
@@ -42,7 +42,7 @@ SELECT engine_full, sorting_key FROM system.tables
 WHERE database = {database:String} AND name = {table:String}"""
 
 
-class Prepared(NamedTuple):
+class PreparedRows(NamedTuple):
     """Changes of a range as rows of the table.
 
     Attributes:
@@ -62,7 +62,7 @@ class Versions:
 
     changes: Changes
 
-    def layout(self, layout: Layout) -> Layout:
+    def layout(self, layout: TableLayout) -> TableLayout:
         """Return how the table is made. Raises StrategyError if the user wants it otherwise."""
         key = self.changes.key
         if layout.engine is not None:
@@ -83,7 +83,7 @@ class Versions:
         rows = [field for field in declared if field.name not in (VERSION, DELETED)]
         return pa.schema([*self.changes.columns(pa.schema(rows)), *_OWN])
 
-    async def check(self, connection: Connection, table: Table) -> None:
+    async def check(self, connection: ClickHouseConnection, table: ClickHouseTable) -> None:
         """Check that the table keeps the last version of each key. Raises StrategyError if it does not."""
         where = {"database": table.database, "table": table.name}
         (found,) = await connection.rows(_DEFINITION, where)
@@ -106,7 +106,7 @@ class Versions:
                 "same"
             )
 
-    def prepare(self, insert: RangeRows, table: Table) -> Prepared:
+    def prepare(self, insert: RangeRows, table: ClickHouseTable) -> PreparedRows:
         """Return the rows to insert for the changes of a range.
 
         Raises:
@@ -136,9 +136,9 @@ class Versions:
         truncate = None
         if applied.truncated is not None:
             truncate = self._truncate(table, versions[applied.truncated])
-        return Prepared(replace(insert, token=token, parts=(part,)), applied, truncate)
+        return PreparedRows(replace(insert, token=token, parts=(part,)), applied, truncate)
 
-    def _truncate(self, table: Table, version: NDArray[np.uint64]) -> str:
+    def _truncate(self, table: ClickHouseTable, version: NDArray[np.uint64]) -> str:
         """Return the statement that deletes all rows that are older than a truncate."""
         number = sum(int(word) << (64 * at) for at, word in enumerate(version))
         key = ", ".join(map(quote_identifier, self.changes.key))
@@ -180,7 +180,7 @@ def _column(words: NDArray[np.uint64]) -> pa.Array[Any]:
     return made
 
 
-def _complete(rows: pa.Table, applied: Applied, table: Table) -> NDArray[np.bool_]:
+def _complete(rows: pa.Table, applied: Applied, table: ClickHouseTable) -> NDArray[np.bool_]:
     """Return which rows are deleted or have every value that the table needs; the others are refused."""
     kept = np.ones(rows.num_rows, np.bool_)
     for column in table.columns:

@@ -36,7 +36,7 @@ _INSERT_FORMAT = "ArrowStream"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ClickHouseAddress:
     """The address of a ClickHouse; `path` is the directory of an embedded one, None for a server."""
 
     host: str = ""
@@ -106,7 +106,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ClickHouseConnection:
     """The operations that the sink needs, over HTTP or in this process.
 
     A client of the engine in this process is synchronous, so it runs in threads.
@@ -165,13 +165,13 @@ class Connection:
 
 
 async def connect_async(
-    target: Target,
+    target: ClickHouseAddress,
     *,
     settings: Mapping[str, Any],
     connect_timeout: float,
     timeout: float,
     options: Mapping[str, Any],
-) -> Connection:
+) -> ClickHouseConnection:
     """Open a connection for the sink.
 
     Args:
@@ -188,7 +188,7 @@ async def connect_async(
         target = await run_in_thread(_served, target, _serve)
     if target.path is not None:
         target = replace(target, settings={"max_execution_time": timeout, **target.settings})
-        return Connection(await run_in_thread(_embedded_client, target), timeout)
+        return ClickHouseConnection(await run_in_thread(_embedded_client, target), timeout)
     with anyio.fail_after(connect_timeout + timeout):
         client = await clickhouse_connect.get_async_client(
             **_server_arguments(target),
@@ -197,11 +197,13 @@ async def connect_async(
             compress=False,  # blocks are compressed, or not, as Arrow streams
             **options,
         )
-    return Connection(client, timeout)
+    return ClickHouseConnection(client, timeout)
 
 
 @contextmanager
-def connect(target: Target, *, timeout: float = 30.0, create: bool = False) -> Iterator[Client]:
+def connect(
+    target: ClickHouseAddress, *, timeout: float = 30.0, create: bool = False
+) -> Iterator[Client]:
     """Open a synchronous client, for commands.
 
     Args:
@@ -252,13 +254,13 @@ def serve_elsewhere(serve: Callable[[Path], str]) -> None:
     _serve = serve
 
 
-def _served(target: Target, serve: Callable[[Path], str]) -> Target:
+def _served(target: ClickHouseAddress, serve: Callable[[Path], str]) -> ClickHouseAddress:
     assert target.path is not None  # noqa: S101  the caller has looked
     url = serve(target.path)
-    return replace(Target.of(url, target.database), settings=target.settings)
+    return replace(ClickHouseAddress.of(url, target.database), settings=target.settings)
 
 
-def _server_arguments(target: Target) -> dict[str, Any]:
+def _server_arguments(target: ClickHouseAddress) -> dict[str, Any]:
     return {
         "interface": "https" if target.secure else "http",
         "host": target.host,
@@ -270,7 +272,7 @@ def _server_arguments(target: Target) -> dict[str, Any]:
     }
 
 
-def _embedded_client(target: Target) -> Client:
+def _embedded_client(target: ClickHouseAddress) -> Client:
     require_extra(
         "embedded", f"The embedded ClickHouse (or name a server: {URL_VARIABLE}=http://host:8123)"
     )

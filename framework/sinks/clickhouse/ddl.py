@@ -36,7 +36,7 @@ _TYPES: Final[dict[pa.DataType, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TableLayout:
     """How a table is made.
 
     Attributes:
@@ -70,7 +70,7 @@ class Layout:
         return "" if self.cluster is None else f" ON CLUSTER {quote_identifier(self.cluster)}"
 
 
-def create_table(database: str, name: str, schema: pa.Schema, layout: Layout) -> str:
+def create_table(database: str, name: str, schema: pa.Schema, layout: TableLayout) -> str:
     """Return the CREATE TABLE for rows with the columns of a schema.
 
     A column that may be null is Nullable, except those of `order_by` and topic, partition and offset: a null
@@ -110,7 +110,7 @@ def create_table(database: str, name: str, schema: pa.Schema, layout: Layout) ->
     )
 
 
-def add_columns(table: str, fields: Iterable[pa.Field[pa.DataType]], layout: Layout) -> str:
+def add_columns(table: str, fields: Iterable[pa.Field[pa.DataType]], layout: TableLayout) -> str:
     """Return the ALTER TABLE that adds columns, where they are missing; each may be null.
 
     Args:

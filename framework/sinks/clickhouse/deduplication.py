@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from clickhouse_connect.driver.binding import quote_identifier
 
 if TYPE_CHECKING:
-    from .client import Connection
+    from .client import ClickHouseConnection
 
 ENOUGH_TOKENS = 10_000
 """The number of inserts whose tokens a table should remember."""
@@ -126,7 +126,7 @@ class InsertMemory:
         )
 
 
-async def read_deduplication(connection: Connection) -> dict[str, str]:
+async def read_deduplication(connection: ClickHouseConnection) -> dict[str, str]:
     """Return the settings of an INSERT that let the server recognise a repetition, of those that it knows.
 
     A profile or a URL may have turned them off.
@@ -138,7 +138,9 @@ async def read_deduplication(connection: Connection) -> dict[str, str]:
     }
 
 
-async def read_memories(connection: Connection, database: str, table: str) -> list[InsertMemory]:
+async def read_memories(
+    connection: ClickHouseConnection, database: str, table: str
+) -> list[InsertMemory]:
     """Read what a table remembers, and, if repeated INSERTs reach them, the targets of its views.
 
     Returns:
@@ -157,7 +159,7 @@ async def read_memories(connection: Connection, database: str, table: str) -> li
 
 
 async def _read_target(
-    connection: Connection, database: str, view: str, seen: set[tuple[str, str]]
+    connection: ClickHouseConnection, database: str, view: str, seen: set[tuple[str, str]]
 ) -> list[InsertMemory]:
     """Read what the target of a view remembers, unless it was seen before."""
     name = f"{database}.{view}"
@@ -183,7 +185,9 @@ def target_of(database: str, view: str, uuid: str, definition: str) -> tuple[str
     return database, inner
 
 
-async def _read(connection: Connection, database: str, name: str, view: str) -> list[InsertMemory]:
+async def _read(
+    connection: ClickHouseConnection, database: str, name: str, view: str
+) -> list[InsertMemory]:
     found = await connection.rows(_TABLE_SQL, {"database": database, "table": name})
     if not found:
         return []

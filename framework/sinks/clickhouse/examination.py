@@ -19,8 +19,8 @@ from .table import MissingTable, read_table
 if TYPE_CHECKING:
     from ...reducers.finding import Level
     from ...reducers.reducer import Context
-    from .client import Connection
-    from .table import Table
+    from .client import ClickHouseConnection
+    from .table import ClickHouseTable
     from .writer import ClickHouseWriter
 
 _SERVER_SQL: Final = (
@@ -38,7 +38,7 @@ class Examination:
     def __init__(
         self,
         writer: ClickHouseWriter,
-        connection: Connection,
+        connection: ClickHouseConnection,
         database: str,
         name: str,
         context: Context,
@@ -102,7 +102,7 @@ class Examination:
                 f"create it, or set create=True: {one_line(statement)}",
             )
 
-    async def _privileges(self, table: Table, declared: pa.Schema | None) -> None:
+    async def _privileges(self, table: ClickHouseTable, declared: pa.Schema | None) -> None:
         await self._require("INSERT", "every flush will fail")
         if self._writer.capabilities.delivery != "exactly-once":
             return
@@ -155,7 +155,7 @@ class Examination:
                 f"it recognises repeated INSERTs: delivery is {self._writer.capabilities.delivery}",
             )
 
-    async def _columns(self, table: Table, declared: pa.Schema) -> None:
+    async def _columns(self, table: ClickHouseTable, declared: pa.Schema) -> None:
         writer, names = self._writer, declared.names
         new = [name for name in names if name not in {each.name for each in table.columns}]
         if writer.evolve is not None and writer.columns is None and new:

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from ..choosing import ExtraColumns
     from ..leaving_out import LeavingOut
     from ..planning import RangeRows, Section
-    from .client import Connection
-    from .ddl import Layout
-    from .table import Block, Column, Compression, Table
+    from .client import ClickHouseConnection
+    from .ddl import TableLayout
+    from .table import Block, ClickHouseColumn, ClickHouseTable, Compression
 
 _SETTINGS: Mapping[str, int | str] = {
     "async_insert": 0,  # the server answers when the rows are in the table, not before
@@ -85,15 +85,15 @@ class Inserter:
             by one; None: neither, both are errors.
     """
 
-    connection: Connection
-    table: Table
+    connection: ClickHouseConnection
+    table: ClickHouseTable
     columns: Sequence[str] | None
     extra_columns: ExtraColumns
     compression: Compression
     deduplicates: bool
     set_up: SetUp
     leaving_out: LeavingOut
-    evolve: Layout | None = None
+    evolve: TableLayout | None = None
     deduplication: Mapping[str, str] = field(default_factory=dict)
     had: frozenset[str] = frozenset()
     takes_letters: bool = False
@@ -147,7 +147,7 @@ class Inserter:
         """Return the row numbers that do not fit the table's columns, each with the reason."""
         return (await self._fit(insert))[0].refused
 
-    async def _fit(self, insert: RangeRows) -> tuple[Block, Table]:
+    async def _fit(self, insert: RangeRows) -> tuple[Block, ClickHouseTable]:
         """Cast the rows; read the table again if it refuses some: its definition may be outdated."""
         if self.evolve is not None:
             await self._add_columns([rows.table for rows in insert.parts], self.evolve)
@@ -202,7 +202,7 @@ class Inserter:
         found = await violations(self.connection, block.columns, rows, answer.message)
         return {numbers[row]: reason for row, reason in found.items()}
 
-    def _cast(self, insert: RangeRows, table: Table) -> Block:
+    def _cast(self, insert: RangeRows, table: ClickHouseTable) -> Block:
         coordinates = table.coordinates(self.columns)
         parts = [rows.with_coordinates(coordinates) for rows in insert.parts]
         names = list(dict.fromkeys(name for part in parts for name in part.column_names))
@@ -231,7 +231,7 @@ class Inserter:
             left_out[path] += count
         return replace(block, fitted=block.fitted._replace(left_out=left_out))
 
-    async def _add_columns(self, parts: Sequence[pa.Table], layout: Layout) -> None:
+    async def _add_columns(self, parts: Sequence[pa.Table], layout: TableLayout) -> None:
         """Add the columns that the table lacks. Another process may do the same at the same time."""
         if not _new_fields(parts, self.table, self.columns):
             return
@@ -244,7 +244,7 @@ class Inserter:
         await self._reread()
 
     async def _send(
-        self, section: Section, block: Block, table: Table, *, last: bool
+        self, section: Section, block: Block, table: ClickHouseTable, *, last: bool
     ) -> _Outcome | Answer:
         start, stop = section.start, section.stop
         body = await run_in_thread(block.encode, start, stop, self.compression)
@@ -266,14 +266,14 @@ class Inserter:
             raise
         return _Outcome.WRITTEN
 
-    async def _reread(self) -> Table:
+    async def _reread(self) -> ClickHouseTable:
         self.table = await read_table(self.connection, self.table.database, self.table.name)
         self.had |= {column.name for column in self.table.columns}
         return self.table
 
 
 def _fields_left_out(
-    parts: Sequence[pa.Table], columns: Sequence[Column]
+    parts: Sequence[pa.Table], columns: Sequence[ClickHouseColumn]
 ) -> Iterator[tuple[str, int]]:
     """Yield the fields of nested objects that are not written: adding them would rewrite the column."""
     of_column = {column.name: column.type for column in columns}
@@ -286,7 +286,7 @@ def _fields_left_out(
 
 
 def _new_fields(
-    parts: Sequence[pa.Table], table: Table, only: Sequence[str] | None
+    parts: Sequence[pa.Table], table: ClickHouseTable, only: Sequence[str] | None
 ) -> list[pa.Field[pa.DataType]]:
     """Return the columns of rows that a table lacks; of several types, the one that fits most values."""
     known = {column.name for column in table.columns}
@@ -391,7 +391,7 @@ async def _verify(
     )
 
 
-def columns_to_count(table: Table, only: Sequence[str] | None = None) -> list[str]:
+def columns_to_count(table: ClickHouseTable, only: Sequence[str] | None = None) -> list[str]:
     """Return the columns that we fill and by which a range is counted; empty if it cannot be counted.
 
     A count without the topic proves nothing: the table may have the rows of two. Nor does a column that the
@@ -404,7 +404,9 @@ def columns_to_count(table: Table, only: Sequence[str] | None = None) -> list[st
     return place if table.counting.found and len(place) == len(PLACE) else []
 
 
-def advice_to_count(table: Table, only: Sequence[str] | None, rows: set[str]) -> str | None:
+def advice_to_count(
+    table: ClickHouseTable, only: Sequence[str] | None, rows: set[str]
+) -> str | None:
     """Say why rows with these columns cannot be counted in a table that has places of records; or None."""
     place = set(table.coordinates(only)) - {"timestamp"}
     if not {"partition", "offset"} <= place or not table.counting.found:

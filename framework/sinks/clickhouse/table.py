@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
-from ...columns.fitted import Fitted, Target
+from ...columns.fitted import Fitted, TargetColumn
 from ...errors import StrategyError
 from ...record import COORDINATES
 from .counting import Counting
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..choosing import Choice
-    from .client import Connection
+    from .client import ClickHouseConnection
     from .types import ColumnType
 
 Compression = Literal["lz4", "zstd"] | None
@@ -48,7 +48,7 @@ class SchemaMismatch(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ClickHouseColumn:
     """A column that can be written; `has_default`: the table has a DEFAULT for it."""
 
     name: str
@@ -72,7 +72,7 @@ class Block:
     """
 
     fitted: Fitted
-    columns: Sequence[Column]
+    columns: Sequence[ClickHouseColumn]
 
     @property
     def table(self) -> pa.Table:
@@ -102,13 +102,13 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ClickHouseTable:
     """A table definition; two are equal if rows are cast for both in the same way."""
 
     database: str
     name: str
     engine: str
-    columns: tuple[Column, ...]
+    columns: tuple[ClickHouseColumn, ...]
     counting: Counting
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Table:
         ]
 
     def cast(
-        self, parts: Sequence[pa.Table], choice: Choice[Column], *, letters: bool = False
+        self, parts: Sequence[pa.Table], choice: Choice[ClickHouseColumn], *, letters: bool = False
     ) -> Block:
         """Cast rows, part after part, to the types of the columns; `letters` as in `Choice.fit`."""
         columns = choice.columns
@@ -149,7 +149,7 @@ class Table:
         left_out: Counter[str] = Counter()
         cut: Counter[str] = Counter()
         targets = [
-            Target(
+            TargetColumn(
                 each.name,
                 each.type_name,
                 partial(cast_to, target=each.type, has_default=each.has_default),
@@ -173,7 +173,7 @@ class Table:
         return Block(Fitted(table, refused, frozenset(general), cut, left_out), columns)
 
 
-def _holds(column: Column, coordinate: pa.Field[Any]) -> bool:
+def _holds(column: ClickHouseColumn, coordinate: pa.Field[Any]) -> bool:
     """Return whether a column has a type of numbers, texts or times, as its coordinate."""
     kind = column.type_name.removeprefix("LowCardinality(").removeprefix("Nullable(")
     if pa.types.is_string(coordinate.type):
@@ -183,7 +183,7 @@ def _holds(column: Column, coordinate: pa.Field[Any]) -> bool:
     return kind.startswith(("Int", "UInt"))
 
 
-async def read_table(connection: Connection, database: str, name: str) -> Table:
+async def read_table(connection: ClickHouseConnection, database: str, name: str) -> ClickHouseTable:
     """Read a table's definition.
 
     Raises:
@@ -197,7 +197,7 @@ async def read_table(connection: Connection, database: str, name: str) -> Table:
     engine, key = found[0]["engine"], found[0]["sorting_key"]
     counting = Counting.of(engine, found[0]["engine_full"], key)
     columns = tuple(
-        Column(
+        ClickHouseColumn(
             name=row["name"],
             type_name=row["type"],
             has_default=row["default_kind"] != "",
@@ -206,4 +206,4 @@ async def read_table(connection: Connection, database: str, name: str) -> Table:
         for row in await connection.rows(_COLUMNS_SQL, where)
         if row["default_kind"] not in ("MATERIALIZED", "ALIAS")
     )
-    return Table(database, name, engine, columns, counting)
+    return ClickHouseTable(database, name, engine, columns, counting)

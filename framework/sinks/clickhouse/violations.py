@@ -20,8 +20,8 @@ from .ddl import quote_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .client import Connection
-    from .table import Column
+    from .client import ClickHouseConnection
+    from .table import ClickHouseColumn
 
 _VIOLATED: Final = re.compile(
     r"Constraint (?P<name>`.*?`) .*?is violated.*?Expression: (?P<expression>.*?)\. Column values",
@@ -33,7 +33,10 @@ _SETTINGS: Final = {"max_query_size": 1 << 31, "max_ast_elements": 1_000_000}
 
 
 async def violations(
-    connection: Connection, columns: Sequence[Column], rows: pa.Table, message: str
+    connection: ClickHouseConnection,
+    columns: Sequence[ClickHouseColumn],
+    rows: pa.Table,
+    message: str,
 ) -> dict[int, str]:
     """Return the rows that violate the constraint of a message, with the reasons.
 

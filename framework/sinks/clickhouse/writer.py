@@ -19,8 +19,8 @@ from ..changes import Changes
 from ..planning import MAX_BLOCK_ROWS
 from ..ranges import RangeWriter
 from .changes import Versions
-from .client import Target, connect_async
-from .ddl import Layout, create_table
+from .client import ClickHouseAddress, connect_async
+from .ddl import TableLayout, create_table
 from .deduplication import read_deduplication, read_memories
 from .examination import Examination
 from .inserts import Inserter, fingerprint, repeat, was_counted
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from ..choosing import ExtraColumns
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
-    from .client import Connection
+    from .client import ClickHouseConnection
     from .deduplication import InsertMemory
-    from .table import Compression, Table
+    from .table import ClickHouseTable, Compression
 
 _RECONNECT = 0.5  # seconds between attempts to reach a server that is not there yet
 _RESERVED = (
@@ -163,7 +163,7 @@ class ClickHouseWriter(RangeWriter):
                 f"({MAX_BLOCK_ROWS} rows), the most that it writes atomically; lower it"
             )
         if url is not None:
-            Target.of(url)
+            ClickHouseAddress.of(url)
         if timeout <= 0 or connect_timeout <= 0:
             raise StrategyError("ClickHouseWriter: timeouts must be above 0 seconds")
         if evolve not in (None, "add"):
@@ -198,7 +198,7 @@ class ClickHouseWriter(RangeWriter):
         self.client = dict(client or {})
         self.create = create
         self.evolve = evolve
-        self.layout = Layout(
+        self.layout = TableLayout(
             None if order_by is None else tuple(order_by), partition_by, ttl, engine, cluster
         )
         self._versions: Versions | None = None
@@ -295,10 +295,10 @@ class ClickHouseWriter(RangeWriter):
         finally:
             await connection.close()
 
-    def target(self) -> tuple[Target, str]:
+    def target(self) -> tuple[ClickHouseAddress, str]:
         """Return the address with the table's database, and the table's name without it."""
         database, _, name = self.table.rpartition(".")
-        return Target.of(self.url, self.database or database or None), name
+        return ClickHouseAddress.of(self.url, self.database or database or None), name
 
     def doubts(self, declared: pa.Schema | None) -> Sequence[str]:
         """Name the columns of `order_by` that may be null: there a null goes to `reduce_err`."""
@@ -341,7 +341,9 @@ class ClickHouseWriter(RangeWriter):
         target, name = self.target()
         return create_table(target.database, name, schema, self.layout)
 
-    async def _read_or_create(self, connection: Connection, context: Context) -> Table:
+    async def _read_or_create(
+        self, connection: ClickHouseConnection, context: Context
+    ) -> ClickHouseTable:
         """Read the table; create it before if it is missing and `create` is set."""
         target, name = self.target()
         try:
@@ -389,7 +391,7 @@ class ClickHouseWriter(RangeWriter):
                 self._warned.add(advice)
                 _log.warning("inserts may be doubled", stage=stage, advice=advice)
 
-    async def _connect(self, target: Target) -> Connection:
+    async def _connect(self, target: ClickHouseAddress) -> ClickHouseConnection:
         deadline = anyio.current_time() + self.connect_timeout
         while True:
             try:

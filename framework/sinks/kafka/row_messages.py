@@ -14,7 +14,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
-from ...columns.fitted import Target, fit_columns
+from ...columns.fitted import TargetColumn, fit_columns
 from ...columns.fitting import fit, raw_or_text
 from ...columns.texts import json_rows
 from ...errors import StrategyError
@@ -37,7 +37,7 @@ _LIMIT_TIMEOUT: Final = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class RowMessages:
     """Messages as columns; timestamps in milliseconds since 1970, None for the time of sending.
 
     Headers are lists, because the client accepts nothing else. `refused` are the rows that have a value that
@@ -66,7 +66,7 @@ def messages_of(
     headers: Mapping[str, str],
     timestamp: str | None,
     topic: str = "",
-) -> Messages:
+) -> RowMessages:
     """Make a message of each row.
 
     Args:
@@ -83,7 +83,7 @@ def messages_of(
     none: list[None] = [None] * table.num_rows
     refused: dict[int, str] = {}
     values = _values(table, value, topic, refused)
-    return Messages(
+    return RowMessages(
         keys=none if key is None else _bytes(table, key, refused),
         values=values,
         headers=_headers(table, headers, refused),
@@ -99,7 +99,7 @@ def messages_of_changes(
     headers: Mapping[str, str],
     timestamp: str | None,
     topic: str = "",
-) -> Messages:
+) -> RowMessages:
     """Make a message of each change: a deleted row is a tombstone. Otherwise as `messages_of`.
 
     Args:
@@ -121,7 +121,7 @@ def messages_of_changes(
         objects = json_rows(table.select(list(key)))
         refused.update(objects.refused)
         keys = objects.objects
-    return Messages(
+    return RowMessages(
         keys=keys,
         values=values.tolist(),
         headers=_headers(table, headers, refused),
@@ -213,7 +213,7 @@ def column_of(table: pa.Table, name: str) -> pa.Table:
 
 
 def _bytes(table: pa.Table, name: str, refused: dict[int, str]) -> list[bytes | None]:
-    fitted = fit_columns(column_of(table, name), [Target(name, "bytes", raw_or_text)])
+    fitted = fit_columns(column_of(table, name), [TargetColumn(name, "bytes", raw_or_text)])
     refused.update(fitted.refused)
     column: Any = fitted.table.column(0)
     return column.cast(pa.large_binary()).to_pylist()  # type: ignore[no-any-return]
@@ -239,7 +239,7 @@ def _milliseconds(table: pa.Table, name: str, refused: dict[int, str]) -> list[i
             "milliseconds as integers"
         )
     to = pa.timestamp("ms") if pa.types.is_timestamp(array.type) else pa.int64()
-    target = Target(name, "milliseconds", partial(fit, to=to))
+    target = TargetColumn(name, "milliseconds", partial(fit, to=to))
     fitted = fit_columns(column_of(table, name), [target])
     refused.update(fitted.refused)
     column: Any = fitted.table.column(0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aiokafka import AIOKafkaProducer
     from numpy.typing import NDArray
 
-    from .row_messages import Messages
+    from .row_messages import RowMessages
 
 _LOST: Final = (
     errors.ProducerFenced,
@@ -60,7 +60,7 @@ class ProducerLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class MessageBatch:
     """The positions of messages for one record batch of one partition."""
 
     partition: int
@@ -80,23 +80,25 @@ class SendState:
     def __init__(
         self,
         topic: str,
-        messages: Messages,
+        messages: RowMessages,
         partitions: NDArray[np.int64],
         refused: Sequence[int] = (),
     ) -> None:
         """`refused`: positions not to send at all."""
         self._topic = topic
         self._messages = messages
-        self._in_flight: dict[asyncio.Future[Any], Chunk] = {}
-        self._acknowledged: list[Chunk] = []
+        self._in_flight: dict[asyncio.Future[Any], MessageBatch] = {}
+        self._acknowledged: list[MessageBatch] = []
         self.refused = list(refused)
         # Stable, so that order within a partition is kept.
         order = np.argsort(partitions, kind="stable")
         order = order[~np.isin(order, self.refused)]
         ends = np.flatnonzero(np.diff(partitions[order])) + 1
         # By partition; only the first chunk of each is in flight, so that none overtakes a refused one.
-        self._waiting: dict[int, deque[Chunk]] = {
-            int(partitions[positions[0]]): deque([Chunk(int(partitions[positions[0]]), positions)])
+        self._waiting: dict[int, deque[MessageBatch]] = {
+            int(partitions[positions[0]]): deque(
+                [MessageBatch(int(partitions[positions[0]]), positions)]
+            )
             for positions in np.split(order, ends)
             if len(positions)
         }
@@ -138,8 +140,8 @@ class SendState:
             builder, taken = await run_in_thread(self._build, producer.create_batch(), chunk)
             rest = chunk.positions[taken:]
             if len(rest):
-                chunks.appendleft(Chunk(partition, rest))
-            chunk = Chunk(partition, chunk.positions[:taken])
+                chunks.appendleft(MessageBatch(partition, rest))
+            chunk = MessageBatch(partition, chunk.positions[:taken])
             future = None
             try:
                 with anyio.move_on_after(timeout):
@@ -154,7 +156,7 @@ class SendState:
             self._in_flight[future] = chunk
         return None
 
-    def _build(self, builder: Any, chunk: Chunk) -> tuple[Any, int]:
+    def _build(self, builder: Any, chunk: MessageBatch) -> tuple[Any, int]:
         """Fill one record batch; return it and the number of messages that fit, at least one."""
         messages = self._messages
         taken = 0
@@ -213,17 +215,17 @@ class SendState:
         if reason is not None:
             raise Retry(reason, may_double=may_double)
 
-    def _again(self, *chunks: Chunk) -> None:
+    def _again(self, *chunks: MessageBatch) -> None:
         """Put chunks back to the front of their partitions."""
         for chunk in reversed(chunks):
             self._waiting[chunk.partition].appendleft(chunk)
 
-    def _halves(self, chunk: Chunk) -> list[Chunk]:
+    def _halves(self, chunk: MessageBatch) -> list[MessageBatch]:
         """Halve a record batch that is too large for the topic; refuse a single message."""
         if len(chunk.positions) == 1:
             self.refused += chunk.positions.tolist()
             return []
-        return [Chunk(chunk.partition, half) for half in np.array_split(chunk.positions, 2)]
+        return [MessageBatch(chunk.partition, half) for half in np.array_split(chunk.positions, 2)]
 
     def _unanswered(self, timeout: float) -> str:
         return f"topic {self._topic}: no acknowledgement from the brokers in {timeout:g} s"

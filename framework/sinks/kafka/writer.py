@@ -30,7 +30,7 @@ from ..changes import Changes
 from ..planning import refusals_among
 from .row_messages import (
     JSON,
-    Messages,
+    RowMessages,
     column_of,
     message_limit,
     messages_of,
@@ -365,7 +365,7 @@ class KafkaWriter(Collecting, Sink):
                 raise Retry(retry.reason, may_double=False) from retry
         return state
 
-    def messages(self, table: pa.Table) -> Messages:
+    def messages(self, table: pa.Table) -> RowMessages:
         """Make messages of the rows; see `messages_of` for errors."""
         key = self.key if isinstance(self.key, str) else None
         return messages_of(table, key, self.value, self.headers, self.timestamp, self.topic)
@@ -403,7 +403,7 @@ class KafkaWriter(Collecting, Sink):
     def _partitions(
         self,
         table: pa.Table,
-        messages: Messages,
+        messages: RowMessages,
         partitions: list[int],
         refused: dict[int, str],
     ) -> NDArray[np.int64]:
@@ -517,8 +517,8 @@ class DeadLetterWriter(KafkaWriter):
         self._context = context
         await super().open(context)
 
-    def messages(self, table: pa.Table) -> Messages:
-        return Messages(
+    def messages(self, table: pa.Table) -> RowMessages:
+        return RowMessages(
             keys=table.column("key").to_pylist(),
             values=table.column("value").to_pylist(),
             headers=letter_headers(table, self._context),
@@ -529,9 +529,9 @@ class DeadLetterWriter(KafkaWriter):
 class RecordWriter(KafkaWriter):
     """Writes records as they are: rows with the columns of `kmr.record.SCHEMA`."""
 
-    def messages(self, table: pa.Table) -> Messages:
+    def messages(self, table: pa.Table) -> RowMessages:
         times = table.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False)
-        return Messages(
+        return RowMessages(
             keys=table.column("key").to_pylist(),
             values=table.column("value").to_pylist(),
             headers=[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from ...columns.fitted import Fitted, Target, fit_columns
+from ...columns.fitted import Fitted, TargetColumn, fit_columns
 from ...columns.fitting import fit
 from ...columns.kinds import has_values, is_list, whole
 from ...columns.reasons import count_values, fields_left_out
@@ -63,7 +63,7 @@ def _whole_numbers(kind: Any) -> Any:
 
 
 @dataclass(slots=True)
-class Columns:
+class DestinationColumns:
     """The columns of a destination that are known so far. Threads may share it.
 
     A new column, or a new nested field, is added to the files that follow, with the type of its first values.
@@ -94,7 +94,11 @@ class Columns:
             if self.reread is None:
                 self.schema = schema
         fitted = fit_columns(
-            rows, [Target(each.name, str(each.type), partial(fit, to=each.type)) for each in schema]
+            rows,
+            [
+                TargetColumn(each.name, str(each.type), partial(fit, to=each.type))
+                for each in schema
+            ],
         )
         if not len(schema):
             reason = f"{self.destination} has no column for it yet: it has no value but empty ones"

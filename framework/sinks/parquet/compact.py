@@ -62,7 +62,7 @@ class Compacted:
     abandoned: int = 0
 
 
-class _Journal(msgspec.Struct, frozen=True):
+class _Replacement(msgspec.Struct, frozen=True):
     """A replacement: rename `hidden` to `final`, then remove `old`; paths relative to the root."""
 
     hidden: str
@@ -208,7 +208,7 @@ def _replace(directory: Directory, group: Sequence[_File]) -> None:
         raise
     start = len(directory.root) + 1
     old = [file.path[start:] for file in group]
-    entry = _Journal(hidden[start:], final[start:], old)
+    entry = _Replacement(hidden[start:], final[start:], old)
     journal = f"{directory.root}/{_JOURNAL}{token}.json"
     with directory.filesystem.open_output_stream(journal) as stream:
         stream.write(msgspec.json.encode(entry))
@@ -255,7 +255,7 @@ def _finish(directory: Directory, journal: str) -> bool:
     with directory.filesystem.open_input_stream(journal) as stream:
         content = stream.read()
     try:
-        entry = msgspec.json.decode(content, type=_Journal)
+        entry = msgspec.json.decode(content, type=_Replacement)
     except msgspec.DecodeError:
         # A crash while it was written: nothing has been replaced yet.
         directory.remove(journal)

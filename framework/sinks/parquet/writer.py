@@ -12,7 +12,7 @@ from ...errors import StrategyError, reason_of
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
 from ..ranges import RangeWriter
-from .columns import Columns
+from .columns import DestinationColumns
 from .files import (
     DEFAULT_MAX_AGE,
     DEFAULT_MAX_BYTES,
@@ -114,7 +114,7 @@ class ParquetWriter(RangeWriter):
         self.schema = schema
         self.compression: Compression = compression
         self._directory: Directory | None = None
-        self._columns: Columns | None = None
+        self._columns: DestinationColumns | None = None
 
     def __str__(self) -> str:
         return without_secrets(self.url)
@@ -157,7 +157,7 @@ class ParquetWriter(RangeWriter):
                 f"{context.stage}: a file in {self} cannot be read: {error}. Remove it, or set schema="
             ) from error
         self._directory = directory
-        self._columns = Columns(str(self), schema)
+        self._columns = DestinationColumns(str(self), schema)
 
     def has(self, rows: RangeRows) -> bool:
         """Return whether all files of the range exist."""

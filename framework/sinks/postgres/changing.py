@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .connection import Connection
     from .table import TableName
-    from .types import Column
+    from .types import PostgresColumn
 
 _UNIQUE: Final = """
 SELECT array_agg(a.attname::text) FROM pg_index i
@@ -42,7 +42,7 @@ class _Staged(Copying):
         self,
         connection: Connection,
         table: TableName,
-        columns: Sequence[Column],
+        columns: Sequence[PostgresColumn],
         progress: Callable[[], None],
         apply: str,
         one: str,
@@ -68,7 +68,7 @@ class _Staged(Copying):
 def upserting(
     connection: Connection,
     table: TableName,
-    columns: Sequence[Column],
+    columns: Sequence[PostgresColumn],
     key: Sequence[str],
     progress: Callable[[], None],
 ) -> Copying:
@@ -87,7 +87,7 @@ def upserting(
 def deleting(
     connection: Connection,
     table: TableName,
-    columns: Sequence[Column],
+    columns: Sequence[PostgresColumn],
     progress: Callable[[], None],
 ) -> Copying:
     """Return what deletes the rows with some keys; `columns` are those of the key."""

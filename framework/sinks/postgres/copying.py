@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .connection import Connection
     from .table import TableName
-    from .types import Column
+    from .types import PostgresColumn
 
 _PIECE: Final = 1 << 20  # bytes
 _SMALL: Final = 256  # rows; fewer are inserted one by one
@@ -82,7 +82,7 @@ class Copying:
         self,
         connection: Connection,
         table: TableName,
-        columns: Sequence[Column],
+        columns: Sequence[PostgresColumn],
         progress: Callable[[], None],
     ) -> None:
         names = ", ".join(quote(column.name) for column in columns)

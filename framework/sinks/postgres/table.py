@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ...errors import StrategyError
-from .types import Column, column_type
+from .types import PostgresColumn, column_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,11 +61,11 @@ def quote(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PostgresTable:
     """The definition of a table, at the time of `read_table`."""
 
     name: TableName
-    columns: tuple[Column, ...]
+    columns: tuple[PostgresColumn, ...]
 
     def coordinates(self, only: Sequence[str] | None) -> list[str]:
         """Return the columns that can hold the coordinates of records (`kmr.record.COORDINATES`).
@@ -81,11 +81,11 @@ class Table:
         ]
 
 
-async def read_table(connection: Connection, name: TableName) -> Table | None:
+async def read_table(connection: Connection, name: TableName) -> PostgresTable | None:
     """Read the definition of a table, without generated columns; None if there is no such table."""
     rows = await (await connection.execute(_COLUMNS, (str(name),))).fetchall()
     columns = [
-        Column(
+        PostgresColumn(
             column,
             type_name,
             kind,
@@ -97,7 +97,7 @@ async def read_table(connection: Connection, name: TableName) -> Table | None:
         for column, type_name, kind, modifier, nullable, has_default, generated in rows
         if not generated
     ]
-    return Table(name, tuple(columns)) if rows else None
+    return PostgresTable(name, tuple(columns)) if rows else None
 
 
 def _digits(kind: str, modifier: int) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from ...columns.casting import Cast, between
-from ...columns.fitted import Target
+from ...columns.fitted import TargetColumn
 from ...columns.fitting import fit, json_cast, to_text
 from ...columns.kinds import (
     either,
@@ -71,7 +71,7 @@ _KINDS: Final[Sequence[tuple[Callable[[Any], bool], str]]] = (
 )
 
 
-class Column(NamedTuple):
+class PostgresColumn(NamedTuple):
     """A column of a table.
 
     Attributes:
@@ -134,19 +134,19 @@ _DAYS: Final = (-2_440_588, 2_145_042_905)
 _FIRST_SECOND: Final = -210_866_803_200
 
 
-def targets(columns: Sequence[Column]) -> list[Target]:
+def targets(columns: Sequence[PostgresColumn]) -> list[TargetColumn]:
     """Return how columns of rows are cast for those of a table. NUL is in no text of PostgreSQL."""
-    return [Target(each.name, each.type_name, partial(_cast, each)) for each in columns]
+    return [TargetColumn(each.name, each.type_name, partial(_cast, each)) for each in columns]
 
 
-def _cast(column: Column, array: Array) -> Cast:
+def _cast(column: PostgresColumn, array: Array) -> Cast:
     cast = _cast_values(array, column)
     if array.null_count and not column.nullable:
         return cast._replace(bad=either(cast.bad, rows_where(array.is_null())))
     return cast
 
 
-def _cast_values(array: Array, column: Column) -> Cast:
+def _cast_values(array: Array, column: PostgresColumn) -> Cast:
     kind = plain(array).type
     if is_nested(kind):
         return json_cast(array, nul=column.kind != "jsonb")
@@ -164,7 +164,7 @@ def _cast_values(array: Array, column: Column) -> Cast:
     return cast._replace(bad=either(cast.bad, _bad_text(cast.array, column)))
 
 
-def _bad_text(text: Array, column: Column) -> Mask:
+def _bad_text(text: Array, column: PostgresColumn) -> Mask:
     bad = rows_where(pc.match_substring(text, "\0"))
     if column.length is not None:
         bad = either(bad, rows_where(pc.greater(pc.utf8_length(text), pa.scalar(column.length))))

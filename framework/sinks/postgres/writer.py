@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
     from .connection import Connection
-    from .table import Table
-    from .types import Column
+    from .table import PostgresTable
+    from .types import PostgresColumn
 
     T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class PostgresWriter(RangeWriter):
         self.timeout = timeout
         self._pool: Pool | None = None
         self._shares = False
-        self._found: Table | None = None
+        self._found: PostgresTable | None = None
         self._had: frozenset[str] = frozenset()  # the columns that the table has had
         self._scopes: dict[str, anyio.CancelScope] = {}  # of the ranges that are being written
 
@@ -240,7 +240,7 @@ class PostgresWriter(RangeWriter):
         found.append(Finding("ok", stage, f"{ranges.name} {state}"))
         return found
 
-    def _examine_columns(self, table: Table, declared: pa.Schema, stage: str) -> Finding:
+    def _examine_columns(self, table: PostgresTable, declared: pa.Schema, stage: str) -> Finding:
         choice = choose(self, table.columns, declared.names, self.columns, self.extra_columns)
         fitted = choice.fit(declared.empty_table(), targets(choice.columns))
         misfit = choice.misfit(declared.names, fitted.general, "which cannot be null")
@@ -270,7 +270,7 @@ class PostgresWriter(RangeWriter):
     def _ranges(self) -> Ranges:
         return Ranges(self._name.beside("kmr_ranges"))
 
-    async def _read_or_create(self, connection: Connection, context: Context) -> Table:
+    async def _read_or_create(self, connection: Connection, context: Context) -> PostgresTable:
         found = await read_table(connection, self._name)
         if found is not None:
             return found
@@ -489,7 +489,7 @@ class PostgresWriter(RangeWriter):
         self,
         table: pa.Table,
         general: set[str],
-        copying: Callable[[Sequence[Column]], Copying],
+        copying: Callable[[Sequence[PostgresColumn]], Copying],
         only: Sequence[str] | None,
     ) -> dict[int, str]:
         """Write the rows that fit; return the others, with the reasons; `general` gets those of all rows."""
@@ -508,11 +508,13 @@ class PostgresWriter(RangeWriter):
         return refused
 
     @property
-    def _table(self) -> Table:
+    def _table(self) -> PostgresTable:
         assert self._found is not None  # noqa: S101  open
         return self._found
 
-    def _fit(self, table: pa.Table, only: Sequence[str] | None) -> tuple[Fitted, Sequence[Column]]:
+    def _fit(
+        self, table: pa.Table, only: Sequence[str] | None
+    ) -> tuple[Fitted, Sequence[PostgresColumn]]:
         known = self._table.columns
         choice = choose(self, known, table.column_names, only, self.extra_columns, had=self._had)
         fitted = choice.fit(table, targets(choice.columns), letters=self.takes_letters)

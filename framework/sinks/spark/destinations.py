@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from ...errors import StrategyError
-from ..parquet.columns import Columns
+from ..parquet.columns import DestinationColumns
 from ..parquet.files import HIDDEN, open_directory
 from .types import stored_type
 
@@ -45,7 +45,7 @@ class TableFiles:
     """Parquet files at the location of a table: this process writes them, then Spark refreshes its list."""
 
     directory: Directory
-    columns: Columns
+    columns: DestinationColumns
     session: SharedSession
     table: CatalogTable
     doubt: str | None = None
@@ -90,7 +90,7 @@ class SparkDestination:
 
     session: SharedSession
     format: str
-    columns: Columns
+    columns: DestinationColumns
     table: CatalogTable | None
     path: str | None
     partition_by: Sequence[str]
@@ -144,7 +144,7 @@ def choose_table(session: SharedSession, name: str, options: Mapping[str, str]) 
         StrategyError: there is no such table.
     """
     table = read_table(session.get(), name)
-    columns = Columns(
+    columns = DestinationColumns(
         f"table {name}", table.schema, lambda: read_table(session.get(), name).schema, stored_type
     )
     doubt: str | None
@@ -180,7 +180,7 @@ def choose_path(
     doubt = None
     if format not in (*FILE_FORMATS, "delta"):
         doubt = f"Spark appends to {format}, which does not detect repeated writes"
-    columns = Columns(path, schema, stored=stored_type)
+    columns = DestinationColumns(path, schema, stored=stored_type)
     return SparkDestination(session, format, columns, None, path, partition_by, options, doubt)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ...columns.kinds import is_list
 from ...errors import StrategyError
-from ..parquet.columns import Columns
+from ..parquet.columns import DestinationColumns
 from ..parquet.columns import stored_type as of_files
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def to_spark(table: pa.Table) -> pa.Table:
     Raises:
         StrategyError: Spark has no type for a column, or a value does not fit.
     """
-    fitted = Columns("Spark", stored=stored_type).fit(table)
+    fitted = DestinationColumns("Spark", stored=stored_type).fit(table)
     for reason in fitted.refused.values():
         raise StrategyError(reason)
     return fitted.table

@@ -27,7 +27,7 @@ _DIGITS: Final = 38
 _COUNT_DIGITS: Final = 19
 
 
-class _Half(Collecting):
+class _AggregateHalf(Collecting):
     """One half of an aggregate: it has its `on_error`, but no limits: a flush is a chunk or a micro-batch."""
 
     def __init__(self, aggregate: Aggregate) -> None:
@@ -37,7 +37,7 @@ class _Half(Collecting):
         self.keys = [f"by.{number}" for number in range(len(aggregate.by))]
 
 
-class PartialAggregate(_Half):
+class PartialAggregate(_AggregateHalf):
     """The task's half: one row per group, with the partial results that `FinalAggregate` merges."""
 
     def flush(self) -> pa.Table:
@@ -62,7 +62,7 @@ def _of_values(table: pa.Table, source: str, function: str) -> Any:
     return (source, "list" if function in _OF_LISTS else function)
 
 
-class FinalAggregate(_Half):
+class FinalAggregate(_AggregateHalf):
     """The driver's half: merges the tasks' results to the aggregate of a micro-batch.
 
     Groups, and the values of `first`, `last` and `list`, are in the order of topic, partition and offset.

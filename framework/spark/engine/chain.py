@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Flush:
+class StageFlush:
     """One flush of one reducer; `seconds` includes its retries."""
 
     stage: str
@@ -51,7 +51,7 @@ class ChainResult:
 
     out: list[Rows] = field(default_factory=list)
     failed: list[Rows] = field(default_factory=list)
-    flushes: list[Flush] = field(default_factory=list)
+    flushes: list[StageFlush] = field(default_factory=list)
     retries: Counter[str] = field(default_factory=Counter)
 
 
@@ -125,7 +125,7 @@ class Chain:
             lambda _: self._outcome.retries.update([name]),
         )
         seconds = time.monotonic() - begun
-        self._outcome.flushes.append(Flush(name, reason, buffer.rows, buffer.bytes, seconds))
+        self._outcome.flushes.append(StageFlush(name, reason, buffer.rows, buffer.bytes, seconds))
         self._outcome.failed += outcome.failed
         buffer.clear()
         if outcome.forward is not None:

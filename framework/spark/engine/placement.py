@@ -61,7 +61,7 @@ Level = Literal["guarantee", "difference", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PlacementNote:
     """A statement about one stage on Spark: a guarantee, a difference to the worker, or an error."""
 
     stage: str
@@ -69,7 +69,7 @@ class Finding:
     text: str
 
 
-def examine_strategy(strategy: Strategy) -> list[Finding]:
+def examine_strategy(strategy: Strategy) -> list[PlacementNote]:
     """Return what a strategy guarantees on Spark, what differs from the worker, and what prevents it."""
     return [*_of_strategy(strategy), *_of_reducers(strategy), _of_errors(strategy.reduce_err)]
 
@@ -81,21 +81,21 @@ def require_runnable(strategy: Strategy) -> None:
             raise StrategyError(f"{finding.stage} cannot run on Spark: {finding.text}")
 
 
-def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
+def _of_strategy(strategy: Strategy) -> Iterator[PlacementNote]:
     if strategy.delivery == "at-most-once":
-        yield Finding(
+        yield PlacementNote(
             "strategy",
             "error",
             "delivery='at-most-once': the checkpoint goes past records when they are written, not before",
         )
     if strategy.tables:
-        yield Finding(
+        yield PlacementNote(
             "strategy",
             "error",
             "tables= are kept up to date only in a worker; run one, or join in Spark before",
         )
     if strategy.distincts:
-        yield Finding(
+        yield PlacementNote(
             "strategy",
             "error",
             "Distinct remembers records from one micro-batch to the next only in a worker; run one, or drop "
@@ -103,7 +103,7 @@ def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
         )
     for stage, writer in strategy.writers.items():
         if capabilities_of(writer).in_order:
-            yield Finding(
+            yield PlacementNote(
                 stage,
                 "error",
                 f"{type(writer).__name__}(changes=True) needs changes in their order, and Spark's tasks keep "
@@ -111,14 +111,14 @@ def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
                 "run a worker",
             )
     if strategy.window is not None:
-        yield Finding(
+        yield PlacementNote(
             "strategy",
             "error",
             "a Window stays open from one micro-batch to the next only in a worker; run one (kmr run)",
         )
     if strategy.is_transactional:
         name = type(strategy.reducers[-1]).__name__
-        yield Finding(
+        yield PlacementNote(
             "strategy",
             "error",
             f"delivery='exactly-once' of {name}: its transactions commit a group's offsets, and Spark's are "
@@ -126,16 +126,16 @@ def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
         )
 
 
-def _of_reducers(strategy: Strategy) -> Iterator[Finding]:
+def _of_reducers(strategy: Strategy) -> Iterator[PlacementNote]:
     placement = place_reducers(strategy.stages)
     for stage, reducer in strategy.stages.items():
         name = type(reducer).__name__
         if isinstance(reducer, Sink) or reducer is strategy.reducers[-1]:
-            yield Finding(stage, "guarantee", f"{name}: {capabilities_of(reducer).on_spark}")
+            yield PlacementNote(stage, "guarantee", f"{name}: {capabilities_of(reducer).on_spark}")
         if difference := _difference(reducer, in_task=stage in placement.tasks):
-            yield Finding(stage, "difference", f"{name}: {difference}")
+            yield PlacementNote(stage, "difference", f"{name}: {difference}")
         if reducer.when_full == "backpressure":
-            yield Finding(
+            yield PlacementNote(
                 stage, "difference", "when_full='backpressure' has no effect: nothing waits"
             )
     yield from _of_flushes(placement)
@@ -157,14 +157,14 @@ def _difference(reducer: Reducer, *, in_task: bool) -> str:
     return "one result for each micro-batch, or less at its limits"
 
 
-def _of_flushes(placement: Placement) -> Iterator[Finding]:
+def _of_flushes(placement: Placement) -> Iterator[PlacementNote]:
     """Say when the first stage of the tasks flushes, and that the driver's first stage holds all rows."""
     for stage, first in list(placement.tasks.items())[:1]:
         if not isinstance(first, PartialAggregate):
             limits = (
                 "" if capabilities_of(first).names_ranges else ", and at max_rows and max_bytes"
             )
-            yield Finding(
+            yield PlacementNote(
                 stage,
                 "difference",
                 f"flushes every {GRID:,} offsets of a partition, at {CHUNK_BYTES >> 20} MiB, at the end of "
@@ -172,7 +172,7 @@ def _of_flushes(placement: Placement) -> Iterator[Finding]:
             )
     for stage, first in list(placement.driver.items())[:1]:
         if not isinstance(first, FinalAggregate):
-            yield Finding(
+            yield PlacementNote(
                 stage,
                 "difference",
                 "from here on the driver runs the strategy, once for each micro-batch, whose rows it "
@@ -181,13 +181,13 @@ def _of_flushes(placement: Placement) -> Iterator[Finding]:
             )
 
 
-def _of_errors(reducer: Reducer | None) -> Finding:
+def _of_errors(reducer: Reducer | None) -> PlacementNote:
     if reducer is None:
-        return Finding(
+        return PlacementNote(
             ERROR_STAGE, "difference", "none: the first record that fails stops the query"
         )
     name, guarantee = type(reducer).__name__, capabilities_of(reducer).errors_on_spark
-    return Finding(
+    return PlacementNote(
         ERROR_STAGE,
         "guarantee",
         f"{name}: {guarantee}; runs in the driver, and is durable before the micro-batch is complete",

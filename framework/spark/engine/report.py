@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ...delivery.failures import FAILED_SCHEMA
 from ...delivery.ranges import merge_ranges, ranges_of
 from ...record import SCHEMA, Batch, Range, Rows
-from .chain import Flush  # noqa: TC001  msgspec reads the annotations
+from .chain import StageFlush  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -120,7 +120,7 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
     first: int
     last: int
     records: int = 0
-    flushes: list[Flush] = []
+    flushes: list[StageFlush] = []
     retries: dict[str, int] = {}
     max_timestamp_ms: int = -1
     map_seconds: float = 0.0

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StrategyError
-from ..decoding.slot_decoding import Code, Target, decode_slots
+from ..decoding.slot_decoding import CompiledDecoder, SchemaColumns, decode_slots
 from ..reasons import reason_of_value
 from ..registry.framing import (
     NO_SCHEMA_ID,
@@ -31,7 +31,7 @@ from ..value_format import Decoded, DecodedObjects, ValueFormat
 from . import kernel
 from .arrow_schema import avro_schema, schema_of_type
 from .datums import encode_datums
-from .program import Program
+from .program import SchemaPrograms
 from .schema import NamedTypes, Schema, Unresolvable, parse
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class _Decoder:
     """Decodes values, and compiles the program of each writer's schema when its id is first seen."""
 
     def __init__(self, reader: Schema, named: NamedTypes, registry: Registry | None) -> None:
-        self.program = Program(reader, named)
+        self.program = SchemaPrograms(reader, named)
         self._registry = registry
         self._lock = threading.Lock()
         self._entries: dict[int, int | str] = {}
@@ -235,10 +235,10 @@ class _Decoder:
         failures: dict[int, str],
     ) -> Decoded:
         program = self.program
-        target = Target(program.layout, program.columns, program.schema)
+        target = SchemaColumns(program.layout, program.columns, program.schema)
         lines, tables, pool = self._code
-        compiled = kernel.Program(lines, tables, np.array([prefix_size], np.int64))
-        code = Code(kernel.kernel(), compiled, kernel.scratch(), pool, self._reason)
+        compiled = kernel.AvroProgram(lines, tables, np.array([prefix_size], np.int64))
+        code = CompiledDecoder(kernel.kernel(), compiled, kernel.scratch(), pool, self._reason)
         return decode_slots(code, target, values, entries, failures)
 
     def _reason(self, status: int, place: int, found: int) -> str:

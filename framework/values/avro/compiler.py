@@ -54,7 +54,7 @@ _FIXED_WIDTH: Final = {
 }
 
 
-class Code:
+class Instructions:
     """Instructions, and what they refer to; it grows by each schema that is compiled.
 
     Attributes:
@@ -100,7 +100,7 @@ class Compiler:
         written: the named types of the writer's schema.
     """
 
-    def __init__(self, code: Code, read: NamedTypes, written: NamedTypes) -> None:
+    def __init__(self, code: Instructions, read: NamedTypes, written: NamedTypes) -> None:
         self._code = code
         self._read = read
         self._written = written

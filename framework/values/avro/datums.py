@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ...columns.texts import excerpt
 from ..encoding import DoesNotFit, dict_of, encode_each, fit_rows, plain_rows
-from .program import Program
+from .program import SchemaPrograms
 from .schema import RECORDS, branch_names, join, resolve, type_of, without_null
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def encode_datums(
     is_record = type_of(schema) in RECORDS
     if not is_record:
         schema = {"type": "record", "name": "", "fields": [{"name": "value", "type": schema}]}
-    columns = Program(parsed, named).schema
+    columns = SchemaPrograms(parsed, named).schema
     kinds = {field["name"]: resolve(field["type"], named) for field in schema["fields"]}
     plain = {
         name

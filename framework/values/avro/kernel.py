@@ -17,8 +17,8 @@ from ...formats.memory import load8
 from ..decoding.frame import (
     ADDRESS,
     POOL,
-    Batch,
     SlotArrays,
+    ValueBatch,
     frame,
     load_frame,
     read_little,
@@ -177,7 +177,7 @@ def _scale_up(words: Int, power: Int, slots: Ints, at: Ints) -> bool:
     return True
 
 
-class Program(NamedTuple):
+class AvroProgram(NamedTuple):
     """The programs of all writers' schemas.
 
     Attributes:
@@ -191,27 +191,29 @@ class Program(NamedTuple):
     prefix: Any
 
 
-class Scratch(NamedTuple):
+class AvroScratch(NamedTuple):
     """Memory of one call: return addresses and counts of items, and the slots of a decimal's words."""
 
     stack: Any
     words: Any
 
 
-def scratch() -> Scratch:
+def scratch() -> AvroScratch:
     """Return the memory for one call."""
-    return Scratch(np.empty(_DEPTH, np.int64), np.empty(4, np.int64))
+    return AvroScratch(np.empty(_DEPTH, np.int64), np.empty(4, np.int64))
 
 
 @cache
 def kernel() -> Kernel:
     """Load the compiled code."""
-    return load_frame(__name__, Program(INT64_TABLE, INT64S, INT64S), Scratch(INT64S, INT64S))
+    return load_frame(
+        __name__, AvroProgram(INT64_TABLE, INT64S, INT64S), AvroScratch(INT64S, INT64S)
+    )
 
 
 @inlined
 def _read(  # noqa: C901  one loop: a call for each instruction would cost more than the instruction
-    batch: Batch, slot_arrays: SlotArrays, program: Program, scratch: Scratch, row: int
+    batch: ValueBatch, slot_arrays: SlotArrays, program: AvroProgram, scratch: AvroScratch, row: int
 ) -> Int:
     """Decode one value, whose entry is the address of its program; return the level that is full, or -1."""
     data, base, pool = batch.data, batch.memory[ADDRESS], batch.memory[POOL]

@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 import pyarrow as pa
 
 from ...errors import StrategyError
-from ..decoding.slots import Layout, SlotColumn
-from .compiler import Code, Compiler
+from ..decoding.slots import SlotColumn, SlotLayout
+from .compiler import Compiler, Instructions
 from .schema import (
     RECORDS,
     NamedTypes,
@@ -29,7 +29,7 @@ _ARROW_UNITS: Final = {"millis": "ms", "micros": "us", "nanos": "ns"}
 _MAX_PRECISION: Final = 76  # digits of Arrow's widest decimal
 
 
-class Program:
+class SchemaPrograms:
     """The columns of a reader's schema, and the code that reads values of each writer's schema into them.
 
     Args:
@@ -46,8 +46,8 @@ class Program:
     def __init__(self, reader: Schema, named: NamedTypes) -> None:
         self._reader = reader
         self._named = named
-        self.layout = Layout()
-        self.code = Code()
+        self.layout = SlotLayout()
+        self.code = Instructions()
         root = resolve(reader, named)
         if type_of(root) in RECORDS:
             if not root["fields"]:
@@ -136,7 +136,7 @@ class Program:
         return struct
 
 
-def _scalar(layout: Layout, schema: Schema, level: int, path: str) -> SlotColumn:
+def _scalar(layout: SlotLayout, schema: Schema, level: int, path: str) -> SlotColumn:
     kind, logical = type_of(schema), logical_of(schema)
     if kind == "null":
         return SlotColumn("null", pa.null(), level)

@@ -61,7 +61,7 @@ _META: Final = "__"
 Encodings = tuple[tuple[str, Encoding], ...]
 
 
-class Transaction(msgspec.Struct):
+class EnvelopeTransaction(msgspec.Struct):
     """The transaction of an envelope."""
 
     id: str | None = None
@@ -73,7 +73,7 @@ _Source: Any = msgspec.defstruct(
 )
 
 
-class Whole(msgspec.Struct):
+class EnvelopeWithSchema(msgspec.Struct):
     """A message of the JSON converter with `schemas.enable`."""
 
     payload: msgspec.Raw
@@ -348,7 +348,7 @@ def _unwrapped(
 def _start_of_payload(value: bytes) -> tuple[bytes | None, int | None]:
     """Return a message's schema, and where the payload begins that ends before the last byte."""
     try:
-        whole = msgspec.json.decode(value, type=Whole)
+        whole = msgspec.json.decode(value, type=EnvelopeWithSchema)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None, None
     payload = bytes(whole.payload)
@@ -410,7 +410,7 @@ def _envelope(source: Source, encodings: Encodings, *, is_document: bool) -> Any
             ("after", row | None, None),
             ("source", _Source | None, None),
             ("op", str | None, None),
-            ("transaction", Transaction | None, None),
+            ("transaction", EnvelopeTransaction | None, None),
             ("status", str | None, None),
             ("ddl", str | None, None),
             ("databaseName", str | None, None),

@@ -19,10 +19,10 @@ LEVEL, CHILD = 0, 1
 """Columns of the table of slot columns: the level of their rows, and that of their items (-1: no list)."""
 
 ADDRESS, POOL = 0, 1
-"""In `Batch.memory`: the address of the data, and where in it the bytes begin that belong to no value."""
+"""In `ValueBatch.memory`: the address of the data, and where in it the bytes of no value begin."""
 
 
-class Batch(NamedTuple):
+class ValueBatch(NamedTuple):
     """The values of a batch.
 
     Attributes:
@@ -64,7 +64,7 @@ class SlotArrays(NamedTuple):
     saved: Any
 
 
-BATCH = Batch(BYTES, INT64S, INT64S, INT64S, BYTES, INT64_TABLE)
+BATCH = ValueBatch(BYTES, INT64S, INT64S, INT64S, BYTES, INT64_TABLE)
 SLOTS = SlotArrays(INT64_TABLE, INT64S, INT64S, INT64S, BYTES, INT64S, INT64S)
 
 
@@ -77,7 +77,7 @@ def frame(read: Callable[..., Int]) -> Callable[..., None]:
     """
 
     def run(
-        batch: Batch, slots: SlotArrays, program: Any, scratch: Any, first: int, stop: Ints
+        batch: ValueBatch, slots: SlotArrays, program: Any, scratch: Any, first: int, stop: Ints
     ) -> None:
         """Decode from row `first` on; `stop` gets the row where it stopped, and the level that is full."""
         for row in range(first, len(batch.entries)):

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from ..registry.framing import NULL
 from ..value_format import Decoded
-from .frame import Batch
-from .slots import Bad, Layout, SlotColumn, Slots
+from .frame import ValueBatch
+from .slots import Bad, SlotColumn, SlotLayout, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..registry.framing import RawValues
 
 
-class Code(NamedTuple):
+class CompiledDecoder(NamedTuple):
     """Compiled code with its program; `reason` gets the status, place and number of a row that failed."""
 
     kernel: Kernel
@@ -31,15 +31,15 @@ class Code(NamedTuple):
     reason: Callable[[int, int, int], str]
 
 
-class Target(NamedTuple):
+class SchemaColumns(NamedTuple):
     """The columns of a schema."""
 
-    layout: Layout
+    layout: SlotLayout
     columns: Mapping[str, SlotColumn]
     schema: pa.Schema
 
 
-def run(code: Code, batch: Batch, slots: Slots) -> None:
+def run(code: CompiledDecoder, batch: ValueBatch, slots: Slots) -> None:
     """Write the values of a batch into slots; add room where it is needed."""
     stop = np.zeros(2, np.int64)
     while stop[1] >= 0:
@@ -50,18 +50,18 @@ def run(code: Code, batch: Batch, slots: Slots) -> None:
 
 def batch_of(
     data: NDArray[np.uint8], pool: int, offsets: NDArray[np.int64], entries: NDArray[np.int64]
-) -> Batch:
+) -> ValueBatch:
     """Return a batch with nothing decoded yet."""
     rows = len(entries)
     memory = np.array([data.ctypes.data, pool], np.int64)
-    return Batch(
+    return ValueBatch(
         data, memory, offsets, entries, np.zeros(rows, np.uint8), np.empty((rows, 2), np.int64)
     )
 
 
 def decode_slots(
-    code: Code,
-    target: Target,
+    code: CompiledDecoder,
+    target: SchemaColumns,
     values: RawValues,
     entries: NDArray[np.int64],
     failures: dict[int, str],

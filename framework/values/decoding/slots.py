@@ -74,7 +74,7 @@ class SlotColumn:
                 yield from child.nullable()
 
 
-class Layout:
+class SlotLayout:
     """The slot columns of a schema; made once for each."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Slots:
     full; `array` at the end.
     """
 
-    def __init__(self, layout: Layout, rows: int) -> None:
+    def __init__(self, layout: SlotLayout, rows: int) -> None:
         self.table = layout.table
         self.cursors = np.zeros(layout.levels, np.int64)
         self._saved = np.zeros(layout.levels, np.int64)

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
-from ..decoding.slot_decoding import Code, batch_of, run
-from ..decoding.slots import Layout, SlotColumn, Slots, valid_texts
+from ..decoding.slot_decoding import CompiledDecoder, batch_of, run
+from ..decoding.slots import SlotColumn, SlotLayout, Slots, valid_texts
 from ..python_columns import to_column
 from ..registry.framing import NULL, raw_values
 from ..schemas import item_of, nested_columns, row_type
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..decoding.slots import Bad, Kind
-    from ..schemas import Column, Convert
+    from ..schemas import Convert, SchemaField
 
 _pa: Any = pa
 _pc: Any = pc
@@ -90,7 +90,7 @@ class _Value:
 
 
 class _Field(NamedTuple):
-    column: Column
+    column: SchemaField
     value: _Value
 
 
@@ -197,7 +197,7 @@ def _is_closed(info: Any) -> bool:
     return bool(getattr(info, "forbid_unknown_fields", False))
 
 
-def _fields(cls: type, info: Any, columns: Sequence[Column], depth: int) -> tuple[_Field, ...]:
+def _fields(cls: type, info: Any, columns: Sequence[SchemaField], depth: int) -> tuple[_Field, ...]:
     if hasattr(cls, "__post_init__") or getattr(info, "tag", None) is not None:
         raise _Unplanned
     try:
@@ -230,7 +230,7 @@ def hash_of(name: bytes) -> int:
     return (first * kernel.FACTOR + last * kernel.OTHER_FACTOR + len(name)) % 2**64 >> 40
 
 
-class Plan:
+class WalkTables:
     """The tables of the compiled walk for one type.
 
     Attributes:
@@ -243,9 +243,9 @@ class Plan:
 
     def __init__(self, fields: tuple[_Field, ...], *, closed: bool) -> None:
         """`closed`: unknown fields are refused."""
-        self.layout = Layout()
+        self.layout = SlotLayout()
         self.values: dict[int, _Value] = {}
-        self.defaults: dict[int, Column] = {}
+        self.defaults: dict[int, SchemaField] = {}
         self._lines: list[list[int]] = []
         self._table: list[int] = []
         self._nulls: list[int] = []
@@ -256,7 +256,7 @@ class Plan:
         self._fill(0, root, 0, 0)
         self.columns = [field.value.column for field in fields]
         names = np.frombuffer(bytes(self._names), np.uint8)
-        self.program = kernel.Program(
+        self.program = kernel.JsonProgram(
             np.array(self._lines, np.int64),
             np.array(self._table, np.int64),
             np.array(self._nulls, np.int64),
@@ -321,7 +321,7 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def plan_of(source: type | pa.Schema) -> Plan | None:
+def plan_of(source: type | pa.Schema) -> WalkTables | None:
     """Return the plan of a type; None if the walk cannot read it (pydantic, `__post_init__`)."""
     rows = row_type(source)
     if rows.info is None:
@@ -330,10 +330,10 @@ def plan_of(source: type | pa.Schema) -> Plan | None:
         fields = _fields(rows.cls, rows.info, rows.columns, 0)
     except _Unplanned:
         return None
-    return Plan(fields, closed=_is_closed(rows.info))
+    return WalkTables(fields, closed=_is_closed(rows.info))
 
 
-def walk(plan: Plan, values: Any) -> Walked:
+def walk(plan: WalkTables, values: Any) -> Walked:
     """Decode a binary column of JSON objects to the columns of a plan."""
     raw = raw_values(values)
     entries = np.zeros(len(values), np.int64)
@@ -341,7 +341,9 @@ def walk(plan: Plan, values: Any) -> Walked:
         entries[raw.nulls] = NULL
     batch = batch_of(raw.data, len(raw.data), raw.offsets.astype(np.int64), entries)
     slots = _Cells(plan, raw.data, len(values))
-    code = Code(kernel.kernel(), plan.program, slots.scratch, raw.data[:0], lambda *_: "")
+    code = CompiledDecoder(
+        kernel.kernel(), plan.program, slots.scratch, raw.data[:0], lambda *_: ""
+    )
     run(code, batch, slots)
     slots.left = batch.statuses.view(np.bool_)
     if slots.left.any() or raw.nulls is not None:
@@ -356,7 +358,7 @@ def walk(plan: Plan, values: Any) -> Walked:
 class _Cells(Slots):
     """The slots of a batch; `left` gets the rows that msgspec must decide on."""
 
-    def __init__(self, plan: Plan, data: NDArray[np.uint8], rows: int) -> None:
+    def __init__(self, plan: WalkTables, data: NDArray[np.uint8], rows: int) -> None:
         super().__init__(plan.layout, rows)
         self.valid.fill(kernel.MISSING)
         self.left = np.zeros(rows, np.bool_)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...formats.machine_code import BYTES, INT64_TABLE, INT64S, Int, Ints, compiled, inlined
 from ...formats.memory import load8, load64
-from ..decoding.frame import ADDRESS, Batch, SlotArrays, frame, load_frame, write_null
+from ..decoding.frame import ADDRESS, SlotArrays, ValueBatch, frame, load_frame, write_null
 from .json_numbers import as_float, as_integer, scan_number
 from .json_texts import (
     CLOSE,
@@ -219,7 +219,7 @@ def _scalar(  # noqa: C901
 
 
 @compiled
-def _make_null(node: Int, program: Program, slots: SlotArrays, others: Ints) -> None:
+def _make_null(node: Int, program: JsonProgram, slots: SlotArrays, others: Ints) -> None:
     first = program.nodes[node, NULLS]
     for i in range(first, first + program.nodes[node, NULL_COUNT]):
         column = program.nulls[np.uint64(i)]
@@ -254,7 +254,7 @@ def _is_new_key(at: Int, size: Int, keys: Ints, depth: Int, stamp: Int, count: I
     return True
 
 
-class Program(NamedTuple):
+class JsonProgram(NamedTuple):
     """The tables of a type.
 
     Attributes:
@@ -272,7 +272,7 @@ class Program(NamedTuple):
     names_at: Any
 
 
-class Scratch(NamedTuple):
+class JsonScratch(NamedTuple):
     """What is known of a batch, and the memory of one row.
 
     Attributes:
@@ -294,11 +294,11 @@ class Scratch(NamedTuple):
     others: Any
 
 
-def scratch(program: Program, columns: int) -> Scratch:
+def scratch(program: JsonProgram, columns: int) -> JsonScratch:
     """Return the memory for one batch."""
     count = len(program.nodes)
     maps = program.nodes[program.nodes[:, CODE] == PAIRS, MASK].max(initial=-1) + 1
-    return Scratch(
+    return JsonScratch(
         np.zeros((2 * count + _NEW, 5), np.int64),
         np.array([2 * count], np.int64),
         np.empty((DEPTH + 1, 3), np.int64),
@@ -313,15 +313,15 @@ def kernel() -> Kernel:
     """Load the compiled code."""
     return load_frame(
         __name__,
-        Program(INT64_TABLE, INT64S, INT64S, BYTES, INT64S),
-        Scratch(INT64_TABLE, INT64S, INT64_TABLE, INT64_TABLE, INT64S, BYTES),
+        JsonProgram(INT64_TABLE, INT64S, INT64S, BYTES, INT64S),
+        JsonScratch(INT64_TABLE, INT64S, INT64_TABLE, INT64_TABLE, INT64S, BYTES),
         tuple(each.__module__ for each in (as_float, string_end, day_of)),
     )
 
 
 @inlined
 def _read(  # noqa: C901  one loop: a call for each field would cost more than the field
-    batch: Batch, slot_arrays: SlotArrays, program: Program, scratch: Scratch, row: int
+    batch: ValueBatch, slot_arrays: SlotArrays, program: JsonProgram, scratch: JsonScratch, row: int
 ) -> Int:
     """Decode one value; return the level that is full, or -1. Status 1: the row is left to msgspec.
 

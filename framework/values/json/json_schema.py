@@ -76,7 +76,7 @@ def columns_of(document: Any, others: Mapping[str, Any] | None = None) -> pa.Sch
     return pa.schema(reading.fields(part))
 
 
-class _Part:
+class _SchemaPart:
     """A part of a schema: where it is, in which document, inside which references."""
 
     def __init__(self, schema: Any, document: str, at: str, outer: tuple[str, ...]) -> None:
@@ -92,7 +92,7 @@ class _Reading:
     def __init__(self, documents: Mapping[str, Any]) -> None:
         self._documents = documents
 
-    def fields(self, part: _Part) -> list[pa.Field[Any]]:
+    def fields(self, part: _SchemaPart) -> list[pa.Field[Any]]:
         """Return the properties of an object."""
         required = part.schema.get("required", ())
         found = []
@@ -101,7 +101,7 @@ class _Reading:
             found.append(pa.field(name, kind, nullable=nullable or name not in required))
         return found
 
-    def resolved(self, schema: Any, document: str, at: str, outer: tuple[str, ...]) -> _Part:
+    def resolved(self, schema: Any, document: str, at: str, outer: tuple[str, ...]) -> _SchemaPart:
         """Follow references."""
         while isinstance(schema, dict) and "$ref" in schema:
             reference = str(schema["$ref"])
@@ -114,7 +114,7 @@ class _Reading:
             schema = self._target(document, pointer, at, reference)
         if not isinstance(schema, dict):
             raise StrategyError(f"{at}: any value is allowed, which no type of column has")
-        return _Part(schema, document, at, outer)
+        return _SchemaPart(schema, document, at, outer)
 
     def _target(self, document: str, pointer: str, at: str, reference: str) -> Any:
         found = self._documents.get(document)
@@ -125,7 +125,7 @@ class _Reading:
             raise StrategyError(f"{at}: there is no {reference}")
         return found
 
-    def _type(self, schema: Any, outer: _Part, step: str) -> tuple[pa.DataType, bool]:
+    def _type(self, schema: Any, outer: _SchemaPart, step: str) -> tuple[pa.DataType, bool]:
         """Return the type of a part, and whether it may be null."""
         part = self.resolved(schema, outer.document, outer.at + step, outer.outer)
         schema = part.schema
@@ -146,7 +146,7 @@ class _Reading:
             raise StrategyError(f"{part.at}: {shown} is no type of column")
         return self._one(names[0], part), nullable
 
-    def _alternatives(self, part: _Part, word: str) -> tuple[pa.DataType, bool]:
+    def _alternatives(self, part: _SchemaPart, word: str) -> tuple[pa.DataType, bool]:
         schemas = part.schema[word]
         nullable = False
         found = []
@@ -164,7 +164,7 @@ class _Reading:
             )
         return kinds.pop(), nullable or any(null for _, null in found)
 
-    def _one(self, name: str, part: _Part) -> pa.DataType:
+    def _one(self, name: str, part: _SchemaPart) -> pa.DataType:
         schema = part.schema
         if name == "string":
             if schema.get("contentEncoding") == _BASE64:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...formats.machine_code import INT64_TABLE, INT64S, Int, Ints, compiled, inlined
-from ..decoding.frame import CHILD, LEVEL, POOL, Batch, SlotArrays, frame, load_frame, read_little
+from ..decoding.frame import (
+    CHILD,
+    LEVEL,
+    POOL,
+    SlotArrays,
+    ValueBatch,
+    frame,
+    load_frame,
+    read_little,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -195,7 +204,7 @@ def _write_defaults(message: Ints, defaults: Ints, pool: int, slots: SlotArrays)
         slots.valid[slot] = defaults[at, VALID]
 
 
-class Program(NamedTuple):
+class ProtobufProgram(NamedTuple):
     """The tables of a message type.
 
     Attributes:
@@ -213,7 +222,7 @@ class Program(NamedTuple):
     clears: Any
 
 
-class Scratch(NamedTuple):
+class ProtobufScratch(NamedTuple):
     """Memory of one call, for each message around the one that is read.
 
     Attributes:
@@ -229,21 +238,25 @@ class Scratch(NamedTuple):
     groups: Any
 
 
-def scratch() -> Scratch:
+def scratch() -> ProtobufScratch:
     """Return the memory for one call."""
-    return Scratch(*(np.empty(DEPTH, np.int64) for _ in range(4)))
+    return ProtobufScratch(*(np.empty(DEPTH, np.int64) for _ in range(4)))
 
 
 @cache
 def kernel() -> Kernel:
     """Load the compiled code."""
-    program = Program(INT64_TABLE, INT64_TABLE, INT64_TABLE, INT64_TABLE, INT64S)
-    return load_frame(__name__, program, Scratch(INT64S, INT64S, INT64S, INT64S))
+    program = ProtobufProgram(INT64_TABLE, INT64_TABLE, INT64_TABLE, INT64_TABLE, INT64S)
+    return load_frame(__name__, program, ProtobufScratch(INT64S, INT64S, INT64S, INT64S))
 
 
 @inlined
 def _read(  # noqa: C901  one loop: a call for each field would cost more than the field
-    batch: Batch, slot_arrays: SlotArrays, program: Program, scratch: Scratch, row: int
+    batch: ValueBatch,
+    slot_arrays: SlotArrays,
+    program: ProtobufProgram,
+    scratch: ProtobufScratch,
+    row: int,
 ) -> Int:
     """Decode one value, whose entry is the size of its prefix; return the level that is full, or -1."""
     data, pool = batch.data, batch.memory[POOL]

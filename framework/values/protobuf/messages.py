@@ -15,7 +15,7 @@ import pyarrow as pa
 from google.protobuf.descriptor import FieldDescriptor
 
 from ...errors import StrategyError
-from ..decoding.slots import Kind, Layout, SlotColumn
+from ..decoding.slots import Kind, SlotColumn, SlotLayout
 from . import kernel
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ WRAPPERS: Final = {
 TIMESTAMP: Final = "google.protobuf.Timestamp"
 
 
-class Messages:
+class MessageColumns:
     """The columns of a message type and of those inside it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Messages:
     """
 
     def __init__(self, descriptor: Descriptor) -> None:
-        self.layout = Layout()
+        self.layout = SlotLayout()
         self.paths: list[str] = []
         self._messages: list[list[int]] = []
         self._fields: list[list[int]] = []
@@ -81,13 +81,13 @@ class Messages:
             ]
         )
 
-    def tables(self) -> tuple[kernel.Program, NDArray[np.uint8]]:
+    def tables(self) -> tuple[kernel.ProtobufProgram, NDArray[np.uint8]]:
         """Return the tables for the kernel, and the pool."""
 
         def table(rows: object, width: int) -> NDArray[np.int64]:
             return np.array(rows, np.int64).reshape(-1, width)
 
-        program = kernel.Program(
+        program = kernel.ProtobufProgram(
             table(self._messages, kernel.MESSAGE_WIDTH),
             table(self._fields, kernel.FIELD_WIDTH),
             table(self._defaults, kernel.DEFAULT_WIDTH),

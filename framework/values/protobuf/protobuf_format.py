@@ -10,7 +10,7 @@ import pyarrow as pa
 from google.protobuf.message_factory import GetMessageClass
 
 from ...errors import StrategyError
-from ..decoding.slot_decoding import Code, Target, decode_slots
+from ..decoding.slot_decoding import CompiledDecoder, SchemaColumns, decode_slots
 from ..encoding import encode_each, fit_rows, plain_rows
 from ..registry.framing import (
     NO_SCHEMA_ID,
@@ -23,12 +23,12 @@ from ..registry.framing import (
     raw_values,
 )
 from ..registry.per_process import PerProcess
-from ..registry.registry import Reference, RegisteredSchema, Registry
+from ..registry.registry import RegisteredSchema, Registry, SchemaReference
 from ..value_format import Decoded, ValueFormat
 from . import kernel
 from .arguments import arguments
 from .message_source import WELL_KNOWN, GivenType, RegisteredType
-from .messages import Messages
+from .messages import MessageColumns
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -69,7 +69,7 @@ class Protobuf(ValueFormat):
         self._source: GivenType | RegisteredType
         if message is not None and not isinstance(message, str):
             self._source = GivenType(message)
-            Messages(self._source.load())
+            MessageColumns(self._source.load())
         elif self._registry is not None and subject is not None:
             self._source = RegisteredType(self._registry, subject, message)
         else:
@@ -111,8 +111,10 @@ class Protobuf(ValueFormat):
             if raw.nulls is not None:
                 entries[raw.nulls] = NULL
         messages = type_.messages
-        target = Target(messages.layout, messages.columns, messages.schema)
-        code = Code(kernel.kernel(), type_.program, kernel.scratch(), type_.pool, messages.reason)
+        target = SchemaColumns(messages.layout, messages.columns, messages.schema)
+        code = CompiledDecoder(
+            kernel.kernel(), type_.program, kernel.scratch(), type_.pool, messages.reason
+        )
         return decode_slots(code, target, raw, entries, failures)
 
     def warm_up(self) -> None:
@@ -153,15 +155,15 @@ _UNREADABLE: Final = {
 
 class _Type(NamedTuple):
     descriptor: Descriptor
-    messages: Messages
-    program: kernel.Program
+    messages: MessageColumns
+    program: kernel.ProtobufProgram
     pool: NDArray[np.uint8]
     path: list[int]
 
 
 def _load(source: GivenType | RegisteredType) -> _Type:
     descriptor = source.load()
-    messages = Messages(descriptor)
+    messages = MessageColumns(descriptor)
     return _Type(descriptor, messages, *messages.tables(), _path(descriptor))
 
 
@@ -184,6 +186,6 @@ def _schema(registry: Registry, file: FileDescriptor) -> RegisteredSchema:
         if not each.name.startswith(WELL_KNOWN):
             _register(registry, each.name, each)
             version = registry.version_of(each.name, _schema(registry, each))
-            references.append(Reference(each.name, each.name, version))
+            references.append(SchemaReference(each.name, each.name, version))
     text = base64.b64encode(file.serialized_pb).decode()
     return RegisteredSchema(text, "PROTOBUF", tuple(references))

@@ -37,7 +37,7 @@ class UnknownSchema(RegistryError):
     """The registry has no such schema."""
 
 
-class Reference(msgspec.Struct, frozen=True):
+class SchemaReference(msgspec.Struct, frozen=True):
     """A schema that another one imports, by the name that it has there."""
 
     name: str
@@ -50,7 +50,7 @@ class RegisteredSchema(msgspec.Struct, frozen=True, rename="camel"):
 
     schema: str
     schema_type: SchemaKind = "AVRO"
-    references: tuple[Reference, ...] = ()
+    references: tuple[SchemaReference, ...] = ()
     id: int = -1
 
 

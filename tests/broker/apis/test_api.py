@@ -11,7 +11,7 @@ from kio.schema.errors import ErrorCode
 from structlog.testing import capture_logs
 
 from kmr.broker import apis
-from kmr.broker.apis.api import Outcome, attempt, check_listed_once, result_or_refusal
+from kmr.broker.apis.api import ElementResult, attempt, check_listed_once, result_or_refusal
 from kmr.broker.apis.catalogue import SERVED
 from kmr.broker.errors import RequestError
 from kmr.broker.log.results import LogFailed
@@ -27,11 +27,11 @@ async def succeed() -> str:
 
 async def test_a_refused_element_has_the_code_and_message_of_its_refusal() -> None:
     error = RequestError(ErrorCode.invalid_config, "too small")
-    assert await attempt(fail_with(error), "failed") == Outcome(error.code, "too small")
+    assert await attempt(fail_with(error), "failed") == ElementResult(error.code, "too small")
 
 
 async def test_an_element_that_succeeds_has_no_error() -> None:
-    assert await attempt(succeed(), "failed") == Outcome(ErrorCode.none, None)
+    assert await attempt(succeed(), "failed") == ElementResult(ErrorCode.none, None)
 
 
 @pytest.mark.parametrize("error", [OSError("no space"), LogFailed("sync failed")])
@@ -58,7 +58,7 @@ async def test_a_bug_is_not_an_outcome() -> None:
 def test_a_refused_call_has_the_code_and_message_of_its_refusal() -> None:
     assert result_or_refusal(int, "7") == 7
     refused = result_or_refusal(check_listed_once, "b", Counter("bb"))
-    assert isinstance(refused, Outcome)
+    assert isinstance(refused, ElementResult)
     assert refused.code is ErrorCode.invalid_request
 
 

@@ -37,7 +37,7 @@ from kmr.broker.log.segment import Segment
 from kmr.broker.settings import BrokerSettings
 from kmr.broker.storage.data_directory import ProducerIds
 from kmr.broker.storage.group_commit import Flush, GroupCommit
-from kmr.broker.supervision import Supervisor
+from kmr.broker.supervision import Supervision
 from kmr.broker.topics.topics import Topics
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class Node:
             settings=SETTINGS,
             check_interval=10**6,
             now=clock.now,
-            supervisor=Supervisor(
+            supervisor=Supervision(
                 itertools.count(0, 10**9).__next__
             ),  # what fails is due again at once
         )

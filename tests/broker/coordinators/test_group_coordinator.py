@@ -32,7 +32,7 @@ from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.producers import Marker, ProducerIdentity
 from kmr.broker.log.results import LogFailed
 from kmr.broker.settings import BrokerSettings
-from kmr.broker.supervision import Supervisor
+from kmr.broker.supervision import Supervision
 from kmr.broker.topics.topic import TopicPartition
 
 NOBODY = MemberIdentity("")
@@ -89,7 +89,7 @@ class Bench:
             self.settings,
             clock=self.clock,
             now=self.clock.now,
-            supervisor=Supervisor(itertools.count(0, 10**9).__next__),  # what fails is due at once
+            supervisor=Supervision(itertools.count(0, 10**9).__next__),  # what fails is due at once
         ) as groups:
             yield groups
         store.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kmr.broker.coordinators import transaction_state
 from kmr.broker.coordinators.transaction_state import (
     NO_PRODUCER,
-    Transaction,
+    TransactionalId,
     TransactionError,
     TransactionState,
 )
@@ -26,14 +26,14 @@ ENDS = {
 }
 
 
-def transaction(state: TransactionState, producer: ProducerIdentity = ME) -> Transaction:
+def transaction(state: TransactionState, producer: ProducerIdentity = ME) -> TransactionalId:
     partitions = frozenset({T0}) if state is TransactionState.ONGOING else frozenset()
-    return Transaction("x", producer, 1_000, state, 50, partitions, started_ms=50)
+    return TransactionalId("x", producer, 1_000, state, 50, partitions, started_ms=50)
 
 
 def initialise(
-    current: Transaction | None, expected: ProducerIdentity | None = None
-) -> Transaction | TransactionError:
+    current: TransactionalId | None, expected: ProducerIdentity | None = None
+) -> TransactionalId | TransactionError:
     return transaction_state.initialise(
         current,
         "x",
@@ -45,10 +45,10 @@ def initialise(
 
 
 def initialised(
-    current: Transaction | None, expected: ProducerIdentity | None = None
-) -> Transaction:
+    current: TransactionalId | None, expected: ProducerIdentity | None = None
+) -> TransactionalId:
     answer = initialise(current, expected)
-    assert isinstance(answer, Transaction)
+    assert isinstance(answer, TransactionalId)
     return answer
 
 
@@ -110,7 +110,7 @@ def test_an_open_transaction_is_fenced_before_a_new_producer_gets_the_id() -> No
 def test_a_repeated_request_does_not_abort_a_newer_transaction() -> None:
     bumped = initialised(transaction(TransactionState.EMPTY), ME)
     ongoing = transaction_state.add_partitions(bumped, bumped.producer, frozenset({T0}), 70)
-    assert isinstance(ongoing, Transaction)
+    assert isinstance(ongoing, TransactionalId)
     assert initialise(ongoing, ME) is TransactionError.PRODUCER_FENCED
 
 
@@ -132,11 +132,11 @@ def test_an_exhausted_epoch_is_followed_by_a_new_id(expected: bool) -> None:
 @pytest.mark.parametrize("state", IDLE)
 def test_the_first_partition_begins_the_transaction(state: TransactionState) -> None:
     begun = transaction_state.add_partitions(transaction(state), ME, frozenset({T0}), 60)
-    assert isinstance(begun, Transaction)
+    assert isinstance(begun, TransactionalId)
     assert (begun.state, begun.partitions) == (TransactionState.ONGOING, frozenset({T0}))
     assert (begun.started_ms, begun.updated_ms) == (60, 60)
     more = transaction_state.add_partitions(begun, ME, frozenset({T1}), 70)
-    assert isinstance(more, Transaction)
+    assert isinstance(more, TransactionalId)
     assert (more.partitions, more.started_ms, more.updated_ms) == (frozenset({T0, T1}), 60, 70)
     assert transaction_state.add_partitions(more, ME, frozenset({T0}), 80) is more, (
         "nothing to store"
@@ -158,7 +158,7 @@ def test_a_decision_is_final_and_may_be_repeated(commit: bool) -> None:
     decided = transaction_state.end(
         transaction(TransactionState.ONGOING), ME, commit=commit, now_ms=60
     )
-    assert isinstance(decided, Transaction)
+    assert isinstance(decided, TransactionalId)
     assert (decided.state, decided.partitions) == (prepared, frozenset({T0}))
     again = transaction_state.end(decided, ME, commit=commit, now_ms=60)
     assert again is TransactionError.CONCURRENT_TRANSACTIONS
@@ -173,15 +173,15 @@ def test_a_decision_is_final_and_may_be_repeated(commit: bool) -> None:
 
 
 def end_and_raise(
-    current: Transaction | None, producer: ProducerIdentity, *, commit: bool
-) -> Transaction | TransactionError:
+    current: TransactionalId | None, producer: ProducerIdentity, *, commit: bool
+) -> TransactionalId | TransactionError:
     return transaction_state.end_and_raise_epoch(
         current, producer, commit=commit, now_ms=60, new_producer_id=lambda: 100
     )
 
 
-def completed(answer: Transaction | TransactionError) -> Transaction:
-    assert isinstance(answer, Transaction)
+def completed(answer: TransactionalId | TransactionError) -> TransactionalId:
+    assert isinstance(answer, TransactionalId)
     assert answer.state.is_prepared
     return transaction_state.complete(answer, 70)
 
@@ -192,7 +192,7 @@ def test_an_end_that_raises_the_epoch_may_be_repeated_with_the_epoch_before(comm
     prepared, complete = ENDS[commit]
     invalid, fenced = TransactionError.INVALID_TXN_STATE, TransactionError.PRODUCER_FENCED
     decided = end_and_raise(transaction(TransactionState.ONGOING), ME, commit=commit)
-    assert isinstance(decided, Transaction)
+    assert isinstance(decided, TransactionalId)
     assert (decided.state, decided.producer, decided.started_ms) == (prepared, after, 50)
     waiting = TransactionError.CONCURRENT_TRANSACTIONS
     assert end_and_raise(decided, ME, commit=commit) is waiting
@@ -233,7 +233,7 @@ def test_the_end_with_the_last_epoch_gives_the_producer_a_new_id(commit: bool) -
     last = ProducerIdentity(7, transaction_state.LAST_EPOCH)
     ongoing = transaction(TransactionState.ONGOING, last)
     decided = end_and_raise(ongoing, last, commit=commit)
-    assert isinstance(decided, Transaction)
+    assert isinstance(decided, TransactionalId)
     assert decided.producer == (7, 2**15 - 1), "which the markers say"
     assert decided.producer_afterwards == (100, 0)
     done = transaction_state.complete(decided, 70)
@@ -241,7 +241,7 @@ def test_the_end_with_the_last_epoch_gives_the_producer_a_new_id(commit: bool) -
     assert end_and_raise(done, last, commit=commit) is done
     begun = transaction_state.add_partitions(done, done.producer, frozenset({T0}), 80)
     assert end_and_raise(done, ME, commit=commit) is TransactionError.INVALID_PRODUCER_ID_MAPPING
-    assert isinstance(begun, Transaction)
+    assert isinstance(begun, TransactionalId)
     mapping = TransactionError.INVALID_PRODUCER_ID_MAPPING
     assert end_and_raise(begun, last, commit=commit) is mapping, "it ended before this one"
 
@@ -254,7 +254,7 @@ STRANGERS = st.builds(ProducerIdentity, st.integers(5, 9), st.integers(0, 6)).fi
 
 @given(st.one_of(st.none(), STATES.map(transaction)), STRANGERS)
 def test_another_producer_is_refused(
-    current: Transaction | None, stranger: ProducerIdentity
+    current: TransactionalId | None, stranger: ProducerIdentity
 ) -> None:
     same_id = current is not None and stranger.producer_id == ME.producer_id
     refusal = (

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from kmr.broker.coordinators.state_log import MalformedRecord, StateLog
 from kmr.broker.coordinators.transaction_state import (
     LAST_EPOCH,
-    Transaction,
+    TransactionalId,
     TransactionState,
     complete,
     end_and_raise_epoch,
@@ -39,7 +39,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 INT32 = st.integers(0, 2**31 - 1)
 INT64 = st.integers(-1, 2**63 - 1)
 TRANSACTIONS = st.builds(
-    Transaction,
+    TransactionalId,
     NAMES,
     st.builds(ProducerIdentity, st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1)),
     INT32,
@@ -58,29 +58,29 @@ ENDED = st.builds(
 )
 
 
-def _ended(current: Transaction, *, commit: bool, is_complete: bool) -> Transaction:
+def _ended(current: TransactionalId, *, commit: bool, is_complete: bool) -> TransactionalId:
     """A transaction whose end raised the epoch."""
     producer = current.producer._replace(epoch=min(current.producer.epoch, LAST_EPOCH))
     current = replace(current, producer=producer, state=TransactionState.ONGOING)
     ended = end_and_raise_epoch(
         current, producer, commit=commit, now_ms=5, new_producer_id=lambda: 2**63 - 1
     )
-    assert isinstance(ended, Transaction)
+    assert isinstance(ended, TransactionalId)
     return complete(ended, 6) if is_complete else ended
 
 
-def transaction(name: str, state: TransactionState = TransactionState.EMPTY) -> Transaction:
-    return Transaction(name, ProducerIdentity(1, 2), 3, state, 4)
+def transaction(name: str, state: TransactionState = TransactionState.EMPTY) -> TransactionalId:
+    return TransactionalId(name, ProducerIdentity(1, 2), 3, state, 4)
 
 
 @given(st.one_of(TRANSACTIONS, ENDED))
-def test_a_transaction_is_decoded_as_it_was_encoded(stored: Transaction) -> None:
+def test_a_transaction_is_decoded_as_it_was_encoded(stored: TransactionalId) -> None:
     name = decode_transactional_id(encode_transactional_id(stored.transactional_id))
     assert decode_transaction(name, encode_transaction(stored)) == stored
 
 
 def test_records_have_the_format_of_kafka() -> None:
-    stored = Transaction(
+    stored = TransactionalId(
         "x",
         ProducerIdentity(7, 3),
         60_000,
@@ -100,7 +100,7 @@ def test_records_have_the_format_of_kafka() -> None:
 
 
 @given(st.one_of(TRANSACTIONS, ENDED), st.data())
-def test_a_torn_record_is_malformed(stored: Transaction, data: st.DataObject) -> None:
+def test_a_torn_record_is_malformed(stored: TransactionalId, data: st.DataObject) -> None:
     whole = encode_transaction(stored)
     torn = whole[: data.draw(st.integers(0, len(whole) - 1))]
     with pytest.raises(MalformedRecord):
@@ -110,11 +110,11 @@ def test_a_torn_record_is_malformed(stored: Transaction, data: st.DataObject) ->
 def test_an_end_that_raised_the_epoch_has_the_flexible_format_of_kafka() -> None:
     last = ProducerIdentity(7, LAST_EPOCH)
     partitions = frozenset({("t", 0), ("t", 2), ("u", 1)})
-    ongoing = Transaction("x", last, 60_000, TransactionState.ONGOING, 1, partitions, 1_000)
+    ongoing = TransactionalId("x", last, 60_000, TransactionState.ONGOING, 1, partitions, 1_000)
     prepared = end_and_raise_epoch(
         ongoing, last, commit=True, now_ms=1_001, new_producer_id=lambda: 100
     )
-    assert isinstance(prepared, Transaction)
+    assert isinstance(prepared, TransactionalId)
     assert encode_transaction(prepared) == (
         struct.pack(">hqhib", 1, 7, 32_767, 60_000, 2)
         + struct.pack(">bb1sbiib", 3, 2, b"t", 3, 0, 2, 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kmr.broker.log.compaction import Compaction, Plan, plan_compaction
+from kmr.broker.log.compaction import Compaction, CompactionPlan, plan_compaction
 from kmr.broker.log.compaction_process import CompactionProcess
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.results import LogCorrupt
@@ -32,7 +32,7 @@ def nothing() -> None:
 
 @contextmanager
 def process(
-    plan: Plan, *, stopped: Callable[[], bool] = never, beat: Callable[[], None] = nothing
+    plan: CompactionPlan, *, stopped: Callable[[], bool] = never, beat: Callable[[], None] = nothing
 ) -> Iterator[CompactionProcess]:
     compaction = CompactionProcess(plan, stopped=stopped, beat=beat)
     try:
@@ -46,7 +46,7 @@ def pid(compaction: CompactionProcess) -> int:
     return compaction._process.pid
 
 
-def filled(open_log: Open) -> tuple[PartitionLog, Plan]:
+def filled(open_log: Open) -> tuple[PartitionLog, CompactionPlan]:
     """Three segments with updates, a tombstone and an aborted transaction."""
     log = open_log(CONFIG)
     for n in range(3):
@@ -62,7 +62,7 @@ def filled(open_log: Open) -> tuple[PartitionLog, Plan]:
     return log, plan
 
 
-def outcome(compaction: Compaction | CompactionProcess, plan: Plan) -> list[object]:
+def outcome(compaction: Compaction | CompactionProcess, plan: CompactionPlan) -> list[object]:
     """Return the files that a pass writes, and its answers to the broker."""
     compaction.read_keys()
     found: list[object] = []

@@ -14,7 +14,7 @@ from kmr.broker.log.records import (
     read_records,
     split_batches,
 )
-from kmr.broker.log.results import Appended, LogFailed, OffsetOutOfRange
+from kmr.broker.log.results import Appended, LogFailed, OffsetNotInLog
 
 Append = Callable[..., Appended]
 OpenLog = Callable[..., PartitionLog]
@@ -113,7 +113,7 @@ def test_old_segments_are_deleted_by_the_age_of_their_newest_record(
     assert (log.log_start_offset, log.next_offset, log.size_bytes) == (2, 5, 3 * size)
     assert files(log, ".log") == [2, 3, 4]
     assert 0 not in files(log, ".index")
-    with pytest.raises(OffsetOutOfRange):
+    with pytest.raises(OffsetNotInLog):
         log.read(1, 1000, min_one=True)
 
 
@@ -177,7 +177,7 @@ def test_records_below_a_new_start_are_gone_for_good(open_log: OpenLog, append: 
     assert log.log_start_offset == 5
     do_now(log.truncation(12))
     assert (log.log_start_offset, files(log, ".log")) == (12, [10])
-    with pytest.raises(OffsetOutOfRange):
+    with pytest.raises(OffsetNotInLog):
         do_now(log.truncation(21))
 
 

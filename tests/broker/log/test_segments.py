@@ -23,7 +23,7 @@ from kmr.broker.log.records import (
     read_records,
     split_batches,
 )
-from kmr.broker.log.results import Appended, OffsetOutOfRange
+from kmr.broker.log.results import Appended, OffsetNotInLog
 
 Append = Callable[..., Appended]
 batches = st.lists(
@@ -167,10 +167,10 @@ def test_reading_outside_the_log_is_out_of_range(open_log: OpenLog, append: Appe
     log = open_log()
     append(log, [b"a", b"b"])
     assert len(log.read(2, 1000, min_one=True).data) == 0
-    with pytest.raises(OffsetOutOfRange, match="offset 3 is out of range: the log holds 0 to 2"):
+    with pytest.raises(OffsetNotInLog, match="offset 3 is out of range: the log holds 0 to 2"):
         log.read(3, 1000, min_one=True)
     do_now(log.truncation(1))
-    with pytest.raises(OffsetOutOfRange):
+    with pytest.raises(OffsetNotInLog):
         log.read(0, 1000, min_one=True)
 
 

@@ -13,7 +13,7 @@ from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import NewRecord, build_batch, split_batches
 from kmr.broker.operations import doctor
-from kmr.broker.operations.doctor import Examination, examine
+from kmr.broker.operations.doctor import DirectoryCheckup, examine
 from kmr.broker.storage.data_directory import DataDirectory
 
 NOW = 1_700_000_000_000
@@ -52,7 +52,7 @@ def data(stopped: Path, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def findings(examination: Examination, data: Path) -> list[tuple[str, str]]:
+def findings(examination: DirectoryCheckup, data: Path) -> list[tuple[str, str]]:
     return [
         (finding.kind, str(finding.where.relative_to(data))) for finding in examination.findings
     ]
@@ -256,10 +256,10 @@ async def test_a_directory_in_use_is_refused(
 
 
 def test_no_broker_starts_meanwhile(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def examining(_: Path) -> Examination:
+    def examining(_: Path) -> DirectoryCheckup:
         with pytest.raises(BrokerError, match="in use"):
             DataDirectory(data)
-        return Examination(clean=True)
+        return DirectoryCheckup(clean=True)
 
     monkeypatch.setattr(doctor, "_examine", examining)
     examine(data)

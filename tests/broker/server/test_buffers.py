@@ -5,7 +5,7 @@ from pathlib import Path
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import split_batches
-from kmr.broker.server.buffers import Intake, RequestBuffers
+from kmr.broker.server.buffers import ReceiveMemory, RequestBuffers
 from kmr.broker.storage.group_commit import GroupCommit
 from kmr.broker.topics.topic import Partition
 
@@ -31,7 +31,7 @@ async def test_received_batches_stay_until_they_are_written_and_then_make_room(
     buffers, sent = RequestBuffers(8 * MIB), [batch(b"%d" % at * 30_000) for at in range(20)]
     with ThreadPoolExecutor(1) as threads:
         commits = GroupCommit(sync=False, executor=threads)
-        intake = Intake(buffers, commits)
+        intake = ReceiveMemory(buffers, commits)
         first = intake.room()
         for data in sent:  # more than the memory of one intake
             intake.room()[: len(data)] = data
@@ -54,7 +54,7 @@ async def test_received_batches_stay_until_they_are_written_and_then_make_room(
 def test_memory_that_is_taken_away_from_the_intake_counts_until_it_is_put_back() -> None:
     buffers = RequestBuffers(MIB)
     with ThreadPoolExecutor(1) as threads:
-        intake = Intake(buffers, GroupCommit(sync=False, executor=threads))
+        intake = ReceiveMemory(buffers, GroupCommit(sync=False, executor=threads))
         intake.room()[:3] = b"abc"
         intake.received(3)
         taken = intake.take_away()

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from kmr.chaos.course import Course
+from kmr.chaos.course import ScheduleRun
 from kmr.chaos.faults import Fault, Strike
-from kmr.chaos.site import Site
+from kmr.chaos.site import SystemUnderTest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
 
-class Calm(Site):
+class Calm(SystemUnderTest):
     """Whatever strikes it, it has recovered at once."""
 
     workers = ()
@@ -53,12 +53,12 @@ class Flow:
         self.finished.set()
 
 
-class Dice(Fault[Site]):
+class Dice(Fault[SystemUnderTest]):
     """It harms nothing."""
 
     name = "dice"
 
-    async def strike(self, site: Site, random: Random) -> str:
+    async def strike(self, site: SystemUnderTest, random: Random) -> str:
         return f"rolled {random.randint(1, 6)}"
 
 
@@ -79,9 +79,9 @@ class Notes:
 SCHEDULE = [Strike("dice", 1), Strike("dice", 1)]
 
 
-async def run(site: Site, load: Flow, notes: Notes, **options: Any) -> Course:
+async def run(site: SystemUnderTest, load: Flow, notes: Notes, **options: Any) -> ScheduleRun:
     limits: dict[str, Any] = {"between": 10, "patience": 30.0, **options}
-    course = Course(site, load, lambda _: Dice(), notes, lambda _: None, **limits)
+    course = ScheduleRun(site, load, lambda _: Dice(), notes, lambda _: None, **limits)
     await course.run(load.finished, SCHEDULE)
     return course
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from kmr import Avro, Json, Record, Strategy, Text, map_record
-from kmr.chaos.records import Counts, generate, read_lines, usable
+from kmr.chaos.records import MapCounts, generate, read_lines, usable
 from kmr.errors import SettingsError, StrategyError
 from kmr.sinks import StreamWriter
 from tests.framework.chaos.strategies import ORDERS, STREAM
@@ -50,7 +50,7 @@ def test_every_value_that_is_not_broken_on_purpose_can_be_decoded() -> None:
         value=Json(Everything), reduce=[StreamWriter("stdout")], reduce_err=StreamWriter("stderr")
     )
     counts = usable(strategy, "t", generate(strategy, "t", 1))
-    assert counts == Counts(records=256, rows=240, filtered=0, failed=16)
+    assert counts == MapCounts(records=256, rows=240, filtered=0, failed=16)
 
 
 def test_values_of_a_format_that_cannot_be_written_have_to_be_given() -> None:
@@ -78,7 +78,7 @@ def test_without_a_format_they_are_json_objects_and_some_are_broken() -> None:
     )
     values = generate(strategy, "t", 1)
     assert values == generate(strategy, "t", 1)
-    assert usable(strategy, "t", values) == Counts(256, 239, 1, 16)
+    assert usable(strategy, "t", values) == MapCounts(256, 239, 1, 16)
 
 
 def test_records_of_which_none_becomes_a_row_are_refused_with_the_reason() -> None:

@@ -13,7 +13,7 @@ from anyio import to_thread
 
 from chaos.history import Recorder
 from kmr.broker.client import BatchProducer, ProduceError
-from kmr.chaos.services import Service, ServiceFailed, Services, free_port
+from kmr.chaos.services import RunningServices, Service, ServiceFailed, free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,7 +58,7 @@ class Broker:
 @asynccontextmanager
 async def broker_in(directory: Path) -> AsyncIterator[Broker]:
     recorder, port = Recorder(), free_port()
-    async with Services(directory / "logs", recorder) as services:
+    async with RunningServices(directory / "logs", recorder) as services:
         flags = ["--data", str(directory / "data"), "--port", str(port)]
         service = services.add(
             "broker", lambda: ["broker", "serve", *flags], ready_line="listening on"
@@ -121,7 +121,7 @@ async def test_a_full_disk_takes_no_record_until_there_is_room_again(tmp_path: P
 
 async def test_a_service_that_does_not_come_up_says_why(tmp_path: Path) -> None:
     arguments = ["broker", "serve", "--data", str(tmp_path), "--port", "70000"]
-    async with Services(tmp_path / "logs", Recorder()) as services:
+    async with RunningServices(tmp_path / "logs", Recorder()) as services:
         service = services.add("broker", lambda: arguments, ready_line="listening")
         with pytest.raises(ServiceFailed, match="port must be a whole number >= 0 and <= 65535"):
             await service.start()

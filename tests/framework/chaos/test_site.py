@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import pytest
 
-from kmr.chaos.site import Site, Worker
-from kmr.chaos.view import View
-from kmr.kafka.admin import Group, GroupMember
+from kmr.chaos.site import SystemUnderTest, WorkerUnderTest
+from kmr.chaos.view import GroupsView
+from kmr.kafka.admin import GroupListing, GroupMember
 from kmr.record import TopicPartition
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ class Process:
         self.running = True
 
 
-class Small(Site):
+class Small(SystemUnderTest):
     """Two workers, one partition."""
 
     def __init__(self) -> None:
-        self.view = View("127.0.0.1:1", [GROUP], Notes())
+        self.view = GroupsView("127.0.0.1:1", [GROUP], Notes())
         self.processes = [Process("one"), Process("two")]
-        self.workers = [Worker(cast("Service", each), GROUP) for each in self.processes]
+        self.workers = [WorkerUnderTest(cast("Service", each), GROUP) for each in self.processes]
 
     @property
     def acknowledged(self) -> dict[tuple[str, int], int]:
@@ -69,7 +69,7 @@ class Small(Site):
             GroupMember(f"member-{each}", each, "host", (TopicPartition("t", 0),))
             for each in client_ids
         )
-        self.view.groups[GROUP] = Group(GROUP, state, members)
+        self.view.groups[GROUP] = GroupListing(GROUP, state, members)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kmr.chaos.verdict import Expected, Verdict, expect, judge
+from kmr.chaos.verdict import ExpectedRecords, Verdict, expect, judge
 from kmr.record import Batch, TopicPartition, with_schema
 from tests.framework.chaos.strategies import ORDERS
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AT = TopicPartition("t", 0)
 # offset 0: filtered, 1: one row, 2: two rows, 3: fails, 4: one row
 EXPECTED = {
-    AT: Expected(
+    AT: ExpectedRecords(
         np.arange(5), np.array([0, 1, 2, 0, 1]), np.array([False, False, False, True, False])
     )
 }

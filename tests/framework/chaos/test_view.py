@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from kmr.broker.client import BatchProducer
-from kmr.chaos.view import View
+from kmr.chaos.view import GroupsView
 from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import ConnectionConfig
 from kmr.kafka.consumer import CommitOffset
@@ -34,7 +34,7 @@ class Notes:
 
 async def test_each_change_of_a_committed_offset_is_seen_and_kept(broker: Broker) -> None:
     notes = Notes()
-    view = View(broker.bootstrap_servers, ["g"], notes)
+    view = GroupsView(broker.bootstrap_servers, ["g"], notes)
     async with BatchProducer(broker.bootstrap_servers, "t", acks=1) as producer:
         await producer.send([b"x"] * 10)
     config = ConnectionConfig(bootstrap_servers=broker.bootstrap_servers)

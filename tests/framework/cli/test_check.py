@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from kmr.cli.check import Columns, app, check, check_spark, show
+from kmr.cli.check import CoordinateColumns, app, check, check_spark, show
 from kmr.errors import ConsumerError, SettingsError, SinkError, StrategyError
 from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import ConnectionConfig
@@ -96,7 +96,7 @@ def test_topics_are_counted_separately(clickhouse_url: str, fill: FillTable) -> 
 def test_columns_may_have_other_names(clickhouse_url: str, fill: FillTable) -> None:
     table = fill("`t x` String, `p` Int32, `kafka offset` Int64", ("a", 0, 1), ("b", 0, 3))
     found = partial(check, url=clickhouse_url, table=table)
-    columns = Columns(partition_column="p", offset_column="kafka offset")
+    columns = CoordinateColumns(partition_column="p", offset_column="kafka offset")
     assert found(columns=columns).missing == 1
     assert found(columns=replace(columns, topic_column="t x")).clean
 
@@ -326,7 +326,9 @@ def test_a_table_with_other_column_names_is_checked_by_them(spark: SparkSession)
     try:
         spark.sql("INSERT INTO others VALUES (0, 1), (0, 2), (1, 0)")
         result = check_spark(
-            "others", columns=Columns(partition_column="p", offset_column="o}f"), expected=4
+            "others",
+            columns=CoordinateColumns(partition_column="p", offset_column="o}f"),
+            expected=4,
         )
         assert (result.messages, result.missing, result.doubled) == (3, 1, 0)
         with pytest.raises(

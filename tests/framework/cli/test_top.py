@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from anyio import to_thread
 
-from kmr.cli.top import Watch
-from kmr.observe.failures import Failure
+from kmr.cli.top import StatusPoller
+from kmr.observe.failures import FailureSummary
 from kmr.observe.status import WorkerSummary
 from tests.framework.cli.watched_worker import STUCK, Worker
 
@@ -66,7 +66,7 @@ async def test_the_latest_failures_have_a_row_each_with_their_reason(
     kmr: Callable[..., Any],
 ) -> None:
     worker = Worker()
-    failure = Failure(time.time() - 7, "record failed", "map", "no number", 3, worker=1)
+    failure = FailureSummary(time.time() - 7, "record failed", "map", "no number", 3, worker=1)
     worker.now = msgspec.structs.replace(worker.now, failed=3, repeated=1, failures=(failure,))
     async with worker.serving() as url:
         run = partial(kmr, "top", "--once", "--interval", "0.01", "--url", url)
@@ -111,7 +111,7 @@ def _read_until(screen: BinaryIO, text: bytes | None) -> None:
 async def test_no_rates_across_a_restart_of_the_worker() -> None:
     worker = Worker()
     async with worker.serving() as url:
-        watch = Watch(url)
+        watch = StatusPoller(url)
         first = await to_thread.run_sync(watch.look)
         second = await to_thread.run_sync(watch.look)
         worker.now = msgspec.structs.replace(STUCK, uptime=0.0, consumed=0, settled=0)

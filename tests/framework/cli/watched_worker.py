@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kmr.observe.health import OneWorker, build_app, listen_on
-from kmr.observe.history import History
+from kmr.observe.history import StatusHistory
 from kmr.observe.metrics import Metrics
 from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus
 from kmr.service.http import HttpServer
@@ -54,6 +54,8 @@ class Worker:
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
         source = OneWorker(self.status, Metrics())
-        app = build_app(source, History(source.status))  # nothing but a request asks for the status
+        app = build_app(
+            source, StatusHistory(source.status)
+        )  # nothing but a request asks for the status
         async with HttpServer(app, partial(listen_on, "127.0.0.1", port)) as server:
             yield server.url

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmr.columns.casting import Cast, Misfit, limits
-from kmr.columns.fitted import Target, fit_columns
+from kmr.columns.fitted import TargetColumn, fit_columns
 from kmr.columns.fitting import fit, known_to_kernels
 from kmr.columns.kinds import whole
 from kmr.columns.numbers import to_decimal
@@ -219,7 +219,7 @@ def test_a_reason_names_the_column_the_field_and_the_value() -> None:
         }
     )
     to = pa.struct([("age", pa.int8()), ("tags", pa.list_(pa.struct([("n", pa.int8())])))])
-    fitted = fit_columns(rows, [Target("user", "object", lambda array: fit(array, to))])
+    fitted = fit_columns(rows, [TargetColumn("user", "object", lambda array: fit(array, to))])
     assert fitted.refused == {
         1: "column user.age (object) cannot hold 300",
         2: "column user.tags[].n (object) cannot hold [{'n': 300}]",
@@ -230,8 +230,8 @@ def test_a_reason_names_the_column_the_field_and_the_value() -> None:
 def test_a_type_that_cannot_fit_refuses_its_values_and_no_nulls() -> None:
     rows = pa.table({"at": [1, None], "n": [1, 2]})
     targets = [
-        Target("at", "time", lambda array: fit(array, pa.timestamp("us"))),
-        Target("n", "number", lambda array: fit(array, pa.int64())),
+        TargetColumn("at", "time", lambda array: fit(array, pa.timestamp("us"))),
+        TargetColumn("n", "number", lambda array: fit(array, pa.int64())),
     ]
     fitted = fit_columns(rows, targets)
     reason = "column at (time) cannot hold int64: int64 cannot become timestamp[us]"

@@ -10,7 +10,7 @@ from kmr.broker.cli.client_command import ClientFlags, client_settings
 from kmr.config.secrets import read_secret
 from kmr.errors import SettingsError
 from kmr.settings import CLUSTER, WORKER
-from kmr.sinks.clickhouse.client import Target
+from kmr.sinks.clickhouse.client import ClickHouseAddress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,4 +72,4 @@ def test_the_tools_of_the_broker_and_sinks_read_them_too(
     file.write_text("http://u:p@h:8123/d\n")
     monkeypatch.delenv("KMR_CLICKHOUSE_URL", raising=False)
     monkeypatch.setenv("KMR_CLICKHOUSE_URL_FILE", str(file))
-    assert Target.of(None).password == "p"
+    assert ClickHouseAddress.of(None).password == "p"

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from kmr.dead_letters.letters import (
     HEADERS,
+    EarlierFailure,
     Letters,
-    Past,
     letter_headers,
     letters_among,
     original_records,
@@ -122,8 +122,10 @@ def test_a_letter_that_fails_again_is_a_letter_of_the_same_record_with_a_history
     headers = headers_of(again)
     assert headers["kmr.reason"] == "still no json"
     assert headers["kmr.replays"] == "1"
-    past = msgspec.json.decode(headers["kmr.history"], type=list[Past])
-    assert past == [Past("map", "ValueError: no json", 2, int(WRITTEN.timestamp() * 1000))]
+    past = msgspec.json.decode(headers["kmr.history"], type=list[EarlierFailure])
+    assert past == [
+        EarlierFailure("map", "ValueError: no json", 2, int(WRITTEN.timestamp() * 1000))
+    ]
 
 
 def test_a_history_keeps_the_latest_five_failures() -> None:
@@ -131,7 +133,7 @@ def test_a_history_keeps_the_latest_five_failures() -> None:
     for number in range(7):
         letters = written(failed_again(letters, reason=f"replay {number}"))
     headers = headers_of(letters)
-    past = msgspec.json.decode(headers["kmr.history"], type=list[Past])
+    past = msgspec.json.decode(headers["kmr.history"], type=list[EarlierFailure])
     assert headers["kmr.replays"] == "7"
     assert [each.reason for each in past] == [f"replay {number}" for number in range(1, 6)]
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from kmr.delivery.announcement import Generation, History
+from kmr.delivery.announcement import BackfillRange, Generation
 from kmr.errors import ConsumerError
 from kmr.history.backfill import Wanted, begin, prepare
-from kmr.history.plan import Plan, history_group
+from kmr.history.plan import BackfillPlan, history_group
 from kmr.kafka.admin import Admin, connect_admin
 from kmr.kafka.connection import connection_config, consumer_config
 from kmr.kafka.consumer import CommitOffset
@@ -74,7 +74,7 @@ async def test_both_groups_have_the_plan_and_no_member_is_left(settings: Setting
         P0: CommitOffset(10, generation.metadata),
         P1: CommitOffset(10, generation.metadata),
     }
-    history = Generation(plan.generation, history=History(0, 10))
+    history = Generation(plan.generation, history=BackfillRange(0, 10))
     assert await committed(settings, "g.backfill") == {
         P0: CommitOffset(0, history.metadata),
         P1: CommitOffset(0, history.metadata),
@@ -170,7 +170,7 @@ async def test_a_crash_between_the_two_commits_is_repaired_with_the_same_plan(
 
 async def test_another_backfill_that_was_faster_is_named(settings: Settings) -> None:
     mine = await prepare(settings, WANTED)
-    other = Plan("g", mine.plan.generation + 1, mine.plan.histories)
+    other = BackfillPlan("g", mine.plan.generation + 1, mine.plan.histories)
     async with connect_admin(connection_config(settings)) as admin:
         await admin.reset_offsets(history_group("g"), other.beginning)
     with pytest.raises(ConsumerError, match="another backfill of group g has begun meanwhile"):

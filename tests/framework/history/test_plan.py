@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmr.delivery.announcement import Generation, History
+from kmr.delivery.announcement import BackfillRange, Generation
 from kmr.errors import ConsumerError
-from kmr.history.plan import Plan, history_group
+from kmr.history.plan import BackfillPlan, history_group
 from kmr.kafka.consumer import CommitOffset
 from kmr.record import TopicPartition
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.framework.history.conftest import Past
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
-PLAN = Plan("g", 7, {P0: History(10, 100), P1: History(0, 0)})
+PLAN = BackfillPlan("g", 7, {P0: BackfillRange(10, 100), P1: BackfillRange(0, 0)})
 
 
 def at(offset: int, generation: int = 7) -> CommitOffset:
@@ -43,9 +43,9 @@ async def test_offsets_must_be_in_the_log_of_every_partition(past: Past) -> None
 
 def test_a_plan_is_found_in_the_commits_of_its_own_group() -> None:
     assert history_group("g") == "g.backfill"
-    assert Plan.of_commits("g", PLAN.beginning, ["t"]) == PLAN
-    assert Plan.of_commits("g", PLAN.beginning, ["u"]) is None
-    assert Plan.of_commits("g", PLAN.cut, ["t"]) is None
+    assert BackfillPlan.of_commits("g", PLAN.beginning, ["t"]) == PLAN
+    assert BackfillPlan.of_commits("g", PLAN.beginning, ["u"]) is None
+    assert BackfillPlan.of_commits("g", PLAN.cut, ["t"]) is None
 
 
 def test_what_is_done_follows_from_the_commits() -> None:

@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 from structlog.testing import capture_logs
 
-from kmr.delivery.announcement import History
-from kmr.history.plan import Plan
+from kmr.delivery.announcement import BackfillRange
+from kmr.history.plan import BackfillPlan
 from kmr.history.progress import Bars, LogLines, Pace, most_behind
 from kmr.record import TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(20)]
-PLAN = Plan("g", 7, {at: History(0, 100) for at in PARTITIONS})
+PLAN = BackfillPlan("g", 7, {at: BackfillRange(0, 100) for at in PARTITIONS})
 NOTHING = dict.fromkeys(PARTITIONS, 0)
 
 

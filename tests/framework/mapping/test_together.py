@@ -17,7 +17,7 @@ from kmr import Json, Strategy
 from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, map_batch, map_record
 from kmr.mapping.stop import Stop
-from kmr.mapping.together import Mapped, Together, can_share
+from kmr.mapping.together import MappedBatch, Together, can_share
 from kmr.record import Batch, Record
 from kmr.testing import Journal, MemoryWriter, batch_of
 
@@ -116,8 +116,8 @@ JSON: list[bytes | None] = [
 ]
 
 
-def same(one: Mapped | Exception | None, other: MapResult) -> None:
-    assert isinstance(one, Mapped)
+def same(one: MappedBatch | Exception | None, other: MapResult) -> None:
+    assert isinstance(one, MappedBatch)
     result = one.result
     assert result.offsets.tolist() == other.offsets.tolist()
     assert [f[:2] for f in result.failures] == [f[:2] for f in other.failures]
@@ -148,7 +148,7 @@ def test_each_batch_becomes_what_it_becomes_alone(name: str, picks: list[list[in
     together.work()
     for batch, outcome in zip(batches, together.outcomes, strict=True):
         same(outcome, apply(strategy.map, batch.records, strategy.map_spec))
-        assert isinstance(outcome, Mapped)
+        assert isinstance(outcome, MappedBatch)
         assert outcome.records == len(batch)
 
 
@@ -218,7 +218,7 @@ def test_a_stop_ends_the_batch_under_way_before_its_next_record_and_leaves_the_o
     batches = batches_of([[b"a"], [b"a", b"a", b"a"], [b"a"]])
     together = Together(stopping, STRATEGIES["plain"].map_spec, batches, stop)
     together.work()
-    outcomes = [each for each in together.outcomes if isinstance(each, Mapped)]
+    outcomes = [each for each in together.outcomes if isinstance(each, MappedBatch)]
     assert [each.result.rest for each in outcomes] == [None, 12, 20]
     assert [each.result.offsets.tolist() for each in outcomes] == [[0], [10, 11], []]
     assert [each.records for each in outcomes] == [1, 2, 0]
@@ -231,7 +231,7 @@ def test_a_result_that_is_no_row_is_an_error_of_its_batch_that_names_the_offset(
     together = Together(wrong, STRATEGIES["plain"].map_spec, batches_of([[b"a"], [b"a"]]), Stop())
     together.work()
     done, error = together.outcomes
-    assert isinstance(done, Mapped)
+    assert isinstance(done, MappedBatch)
     assert isinstance(error, StrategyError)
     assert "returned int for offset 10" in str(error)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmr.observe.failures import Failure, FailureLog, latest
+from kmr.observe.failures import FailureLog, FailureSummary, latest
 from kmr.observe.metrics import Metrics
 
 
@@ -28,8 +28,10 @@ def test_the_last_twenty_are_kept_and_a_long_reason_is_cut() -> None:
 
 
 def test_failures_of_several_workers_are_in_the_order_of_their_times() -> None:
-    of_one = [Failure(time, "record failed", "map", "a", worker=0) for time in (9.0, 3.0)]
-    of_other = [Failure(float(time), "worker ended", "", "b", worker=1) for time in range(25)]
+    of_one = [FailureSummary(time, "record failed", "map", "a", worker=0) for time in (9.0, 3.0)]
+    of_other = [
+        FailureSummary(float(time), "worker ended", "", "b", worker=1) for time in range(25)
+    ]
     found = latest([*of_one, *of_other])
     assert len(found) == 20
     assert [each.time for each in found] == sorted((each.time for each in found), reverse=True)

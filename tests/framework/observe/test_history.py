@@ -9,7 +9,7 @@ import anyio.lowlevel
 import msgspec
 
 from kmr.observe.health import HealthServer
-from kmr.observe.history import STEP, History, Past
+from kmr.observe.history import STEP, HistoryAnswer, StatusHistory
 from kmr.observe.metrics import Metrics
 from kmr.observe.status import PartitionStatus, WorkerStatus
 from tests.framework.observe.test_health import RUNNING
@@ -26,8 +26,8 @@ def after(seconds: float, **changes: object) -> WorkerStatus:
     return msgspec.structs.replace(RUNNING, uptime=RUNNING.uptime + seconds, **changes)
 
 
-def noted(*statuses: WorkerStatus) -> History:
-    history = History(status)
+def noted(*statuses: WorkerStatus) -> StatusHistory:
+    history = StatusHistory(status)
     for at, each in enumerate(statuses):
         history.note(each, at * STEP, 1_000.0 + at * STEP)
     return history
@@ -60,7 +60,7 @@ def test_an_hour_is_kept() -> None:
     assert past.samples[-1].time == 1_000 + 899 * STEP
     newest = history.past(after=past.samples[-3].time)
     assert newest.samples == past.samples[-2:]
-    assert history.past(after=past.samples[-1].time) == Past(STEP, ())
+    assert history.past(after=past.samples[-1].time) == HistoryAnswer(STEP, ())
 
 
 async def test_samples_are_taken_while_the_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:

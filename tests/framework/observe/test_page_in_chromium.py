@@ -14,7 +14,7 @@ import pytest
 from anyio import to_thread
 
 from kmr.observe.health import OneWorker, build_app, listen_on
-from kmr.observe.history import STEP, History
+from kmr.observe.history import STEP, StatusHistory
 from kmr.observe.metrics import Metrics
 from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus, WorkerSummary
 from kmr.service.http import HttpServer
@@ -79,9 +79,9 @@ def status(metrics: Metrics, lag: int = 300) -> WorkerStatus:
     )
 
 
-def history_of(now: WorkerStatus, source: OneWorker) -> History:
+def history_of(now: WorkerStatus, source: OneWorker) -> StatusHistory:
     """A full hour, with a peak of the lag and some failures."""
-    history, begun = History(source.status), time.time() - 3_600
+    history, begun = StatusHistory(source.status), time.time() - 3_600
     for at in range(721):
         lag = 40_000 if 300 < at < 330 else round(1_000 + 900 * math.sin(at / 30))
         partition = msgspec.structs.replace(now.partitions[0], end=5_000 + lag)

@@ -1,15 +1,15 @@
-"""`Changes` wakes the tasks that wait, once for each change."""
+"""`Wakeup` wakes the tasks that wait, once for each change."""
 
 from __future__ import annotations
 
 import anyio
 import anyio.lowlevel
 
-from kmr.service.changes import Changes
+from kmr.service.changes import Wakeup
 
 
 async def test_all_tasks_that_wait_go_on_at_a_change_and_wait_for_the_next_one() -> None:
-    changes, woken = Changes(), [0, 0]
+    changes, woken = Wakeup(), [0, 0]
     changes.notify()  # before the tasks wait: it wakes none
 
     async def count(task: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from kmr.columns.fitted import Target, fit_letters
+from kmr.columns.fitted import TargetColumn, fit_letters
 from kmr.columns.fitting import fit
 from kmr.dead_letters.letters import letter_headers
 from kmr.delivery.failures import FAILED_SCHEMA
@@ -115,7 +115,10 @@ def test_a_time_that_cannot_be_null_becomes_the_beginning_of_1970() -> None:
         return made._replace(bad=null if made.bad is None else made.bad | null)
 
     rows = pa.table({"at": pa.array([1, 2**40], pa.timestamp("s")), "reason": ["a", None]})
-    targets = [Target("at", "time", cast), Target("reason", "text", lambda a: fit(a, pa.string()))]
+    targets = [
+        TargetColumn("at", "time", cast),
+        TargetColumn("reason", "text", lambda a: fit(a, pa.string())),
+    ]
     fitted = fit_letters(rows, targets)
     assert not fitted.refused
     assert fitted.table.column("at").cast(pa.int64()).to_pylist() == [10**9, 0]

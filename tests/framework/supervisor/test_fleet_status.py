@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from kmr.observe.failures import Failure
+from kmr.observe.failures import FailureSummary
 from kmr.observe.metrics import Metrics
 from kmr.settings import Settings
 from kmr.supervisor.directories import Directories
@@ -113,7 +113,7 @@ async def test_the_status_of_several_workers_is_that_of_one_with_sums() -> None:
 
 
 async def test_failures_of_all_workers_are_summed_and_say_whose_they_are() -> None:
-    failure = Failure(9.0, "flush repeated", "reduce-1", "no answer")
+    failure = FailureSummary(9.0, "flush repeated", "reduce-1", "no answer")
     failing = msgspec.structs.replace(OTHER, failed=2, repeated=1, failures=(failure,))
     later = msgspec.structs.replace(failure, time=10.0)
     other = msgspec.structs.replace(STUCK, failed=3, repeated=4, failures=(later,))

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from kmr.supervisor.messages import (
-    Failed,
     Job,
     Served,
     Stay,
+    WorkerFailed,
     decode_from_supervisor,
     decode_from_worker,
     encode,
@@ -26,9 +26,9 @@ def test_a_worker_reads_what_its_supervisor_has_written(message: Job | Stay | Se
 
 
 def test_a_message_of_several_lines_stays_one_line() -> None:
-    line = encode(Failed("one\ntwo"))
+    line = encode(WorkerFailed("one\ntwo"))
     assert line.count(b"\n") == 1
-    assert decode_from_worker(line) == Failed("one\ntwo")
+    assert decode_from_worker(line) == WorkerFailed("one\ntwo")
 
 
 def test_a_worker_cannot_send_what_only_its_supervisor_may() -> None:

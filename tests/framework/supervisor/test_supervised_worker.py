@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import msgspec
 
-from kmr.observe.failures import Failure
+from kmr.observe.failures import FailureSummary
 from kmr.supervisor.messages import Report
 from kmr.supervisor.restarts import Restarts
 from kmr.supervisor.supervised_worker import SupervisedWorker
@@ -51,12 +51,12 @@ async def test_counts_of_a_worker_never_go_back() -> None:
 
 async def test_failures_outlive_the_process_and_its_end_is_one_of_them() -> None:
     worker = SupervisedWorker(3, Restarts(5, 300))
-    failures = (Failure(5.0, "record failed", "map", "no number", 2),)
+    failures = (FailureSummary(5.0, "record failed", "map", "no number", 2),)
     begin(worker, 7, msgspec.structs.replace(STUCK, failed=2, failures=failures))
     await worker.ask()
     worker.end()
     worker.note_end("killed by SIGKILL")
-    failures = (Failure(6.0, "record failed", "map", "no date"),)
+    failures = (FailureSummary(6.0, "record failed", "map", "no date"),)
     begin(worker, 8, msgspec.structs.replace(STUCK, failed=1, failures=failures))
     await worker.ask()
     assert worker.failed == 3

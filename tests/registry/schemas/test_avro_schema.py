@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kmr.registry.error_codes import RegistryError
+from kmr.registry.error_codes import RequestRefused
 from kmr.registry.schemas.avro_schema import AvroSchema
 from kmr.registry.schemas.schema_types import Dependency
 
@@ -71,7 +71,7 @@ def test_the_normal_form_sorts_properties_and_aliases() -> None:
     ["", "string", "{", '"nope"', '{"type":"record"}', "1", "null", '{"type":"array"}', "[[]]"],
 )
 def test_an_invalid_schema_is_refused(text: str) -> None:
-    with pytest.raises(RegistryError, match="Invalid schema"):
+    with pytest.raises(RequestRefused, match="Invalid schema"):
         AvroSchema(text)
 
 
@@ -79,7 +79,7 @@ def test_a_schema_may_use_the_names_of_its_dependencies() -> None:
     address = Dependency("a.Address", json.dumps(record(X, name="Address", namespace="a")))
     user = record({"name": "home", "type": "a.Address"})
     assert "a.Address" in AvroSchema(json.dumps(user), [address]).text
-    with pytest.raises(RegistryError):
+    with pytest.raises(RequestRefused):
         avro(user)
 
 

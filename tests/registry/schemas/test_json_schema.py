@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmr.registry.error_codes import RegistryError
+from kmr.registry.error_codes import RequestRefused
 from kmr.registry.schemas.json_schema import JsonSchema
 from kmr.registry.schemas.schema_types import Dependency
 
@@ -28,7 +28,7 @@ def test_the_text_is_without_white_space_and_normalized_sorted() -> None:
     ],
 )
 def test_an_invalid_schema_is_refused_with_the_place(text: str, reason: str) -> None:
-    with pytest.raises(RegistryError, match=reason):
+    with pytest.raises(RequestRefused, match=reason):
         JsonSchema(text)
 
 
@@ -49,5 +49,5 @@ def test_references_are_resolved_inside_and_by_name(identity: str) -> None:
 def test_a_schema_of_another_draft_is_checked_by_its_own_rules() -> None:
     draft4 = '{"$schema": "http://json-schema.org/draft-04/schema#", "exclusiveMinimum": true, "minimum": 1}'
     assert JsonSchema(draft4).text
-    with pytest.raises(RegistryError):
+    with pytest.raises(RequestRefused):
         JsonSchema('{"exclusiveMinimum": true, "minimum": 1}')

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from kmr.registry.error_codes import RegistryError
+from kmr.registry.error_codes import RequestRefused
 from kmr.registry.schemas.protobuf_schema import ProtobufSchema
 from kmr.registry.schemas.schema_types import Dependency
 
@@ -38,11 +38,11 @@ def test_equal_schemas_have_the_same_text_however_they_are_sent() -> None:
     ],
 )
 def test_an_invalid_schema_is_refused_with_the_place(text: str, reason: str) -> None:
-    with pytest.raises(RegistryError, match=reason):
+    with pytest.raises(RequestRefused, match=reason):
         ProtobufSchema(text)
 
 
 @pytest.mark.parametrize("name", ["../x.proto", "/x.proto"])
 def test_a_reference_cannot_leave_its_directory(name: str) -> None:
-    with pytest.raises(RegistryError, match="is not the path of an import"):
+    with pytest.raises(RequestRefused, match="is not the path of an import"):
         ProtobufSchema('syntax = "proto3";', [Dependency(name, "")])

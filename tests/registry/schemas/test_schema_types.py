@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmr.registry.error_codes import RegistryError
+from kmr.registry.error_codes import RequestRefused
 from kmr.registry.schemas.schema_types import incompatibility, parse_schema
 
 
@@ -21,9 +21,9 @@ def test_each_type_parses_its_schemas(schema_type: str, text: str) -> None:
 
 
 def test_an_unknown_type_and_an_empty_schema_are_refused() -> None:
-    with pytest.raises(RegistryError, match="unknown schema type 'XML'; use JSON, PROTOBUF, AVRO"):
+    with pytest.raises(RequestRefused, match="unknown schema type 'XML'; use JSON, PROTOBUF, AVRO"):
         parse_schema("XML", "<a/>")
-    with pytest.raises(RegistryError, match="it is empty"):
+    with pytest.raises(RequestRefused, match="it is empty"):
         parse_schema("AVRO", "  ")
 
 

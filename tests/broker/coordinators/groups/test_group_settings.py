@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmr.broker import BrokerSettings
-from kmr.broker.coordinators.groups.group_settings import GroupSettings
+from kmr.broker.coordinators.groups.group_settings import GroupOverrides
 from kmr.broker.errors import RequestError
 
 if TYPE_CHECKING:
@@ -18,42 +18,42 @@ SESSION, HEARTBEAT = "consumer.session.timeout.ms", "consumer.heartbeat.interval
 BROKERS = BrokerSettings(data_dir=Path("unused"))
 
 
-async def configure(settings: GroupSettings, **own: str) -> None:
+async def configure(settings: GroupOverrides, **own: str) -> None:
     names = {"session": SESSION, "heartbeat": HEARTBEAT}
     await settings.configure("g", lambda _: {names[name]: text for name, text in own.items()})
 
 
 async def test_settings_of_a_group_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "group-settings"
-    settings = GroupSettings(path, BROKERS)
+    settings = GroupOverrides(path, BROKERS)
     await configure(settings)
     assert not path.exists(), "nothing has changed"
     await configure(settings, session=" 50000 ", heartbeat="7000")
-    for each in (settings, GroupSettings(path, BROKERS)):
+    for each in (settings, GroupOverrides(path, BROKERS)):
         assert list(each) == ["g"]
         assert each.own("g") == {SESSION: "50000", HEARTBEAT: "7000"}
         assert (each.session_timeout("g"), each.heartbeat_interval("g")) == (50.0, 7.0)
         assert (each.session_timeout("h"), each.heartbeat_interval("h")) == (45.0, 5.0)
     await configure(settings)
     assert not list(settings)
-    assert not list(GroupSettings(path, BROKERS))
+    assert not list(GroupOverrides(path, BROKERS))
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "group-settings"
     path.write_text('{"groups": {"g": {}}, "checksum": "00000000"}')
     with pytest.raises(ValueError, match="checksum"):
-        GroupSettings(path, BROKERS)
+        GroupOverrides(path, BROKERS)
 
 
-def refusal(settings: GroupSettings, own: Mapping[str, str]) -> str:
+def refusal(settings: GroupOverrides, own: Mapping[str, str]) -> str:
     with pytest.raises(RequestError) as raised:
         settings.check(own)
     return raised.value.message
 
 
 def test_values_are_refused_in_the_words_of_kafka() -> None:
-    settings = GroupSettings(None, BROKERS)
+    settings = GroupOverrides(None, BROKERS)
     low, high = "must be greater than or equal to", "must be less than or equal to"
     limit = "group.consumer.{}.session.timeout.ms"
     assert refusal(settings, {SESSION: "44999"}) == f"{SESSION} {low} {limit.format('min')}"
@@ -73,7 +73,7 @@ def test_the_brokers_own_values_move_the_limits() -> None:
         group_consumer_session_timeout=6.0,
         group_consumer_heartbeat_interval=1.0,
     )
-    settings = GroupSettings(None, quick)
+    settings = GroupOverrides(None, quick)
     assert settings.check({SESSION: "6000", HEARTBEAT: "1000"})
     assert refusal(settings, {SESSION: "5999"})
     assert refusal(settings, {HEARTBEAT: "6000"}) == f"{SESSION} must be greater than {HEARTBEAT}"

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kmr.broker.log.compaction import Compaction, Plan, plan_compaction
+from kmr.broker.log.compaction import Compaction, CompactionPlan, plan_compaction
 from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
@@ -179,7 +179,7 @@ class CompactionMachine(RuleBasedStateMachine):
     # -- inside
 
     def begun(self, max_keys: int) -> Compaction | None:
-        plan: Plan | None = plan_compaction(self.log, self.now_ms)
+        plan: CompactionPlan | None = plan_compaction(self.log, self.now_ms)
         if plan is None:
             return None
         self.log.checkpoint()

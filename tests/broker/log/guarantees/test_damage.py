@@ -13,7 +13,7 @@ from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import CODECS
-from kmr.broker.log.results import Appended, LogCorrupt, OffsetOutOfRange
+from kmr.broker.log.results import Appended, LogCorrupt, OffsetNotInLog
 from tests.examples import examples
 
 Append = Callable[..., Appended]
@@ -163,7 +163,7 @@ def test_a_damaged_log_returns_appended_batches_or_reports_the_damage(
             assert (found and found[0]) == expected_offset
         assert {path.suffix for path in reported} <= {".log"}
         assert all(path.parent == directory for path in reported)
-        with pytest.raises(OffsetOutOfRange):
+        with pytest.raises(OffsetNotInLog):
             log.read(log.next_offset + 1, 1, min_one=True)
         next_offset = log.next_offset
         assert append(log, [b"goes on"]).first_offset == next_offset

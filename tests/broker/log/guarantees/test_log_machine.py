@@ -19,7 +19,7 @@ from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import NewRecord, build_batch, split_batches
-from kmr.broker.log.results import LogFailed, OffsetOutOfRange
+from kmr.broker.log.results import LogFailed, OffsetNotInLog
 from tests.examples import examples
 
 CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=150, retention_ms=-1)
@@ -195,7 +195,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(beyond=st.integers(min_value=1, max_value=5), below=st.booleans())
     def read_outside(self, beyond: int, *, below: bool) -> None:
-        with pytest.raises(OffsetOutOfRange):
+        with pytest.raises(OffsetNotInLog):
             self.log.read(self.start - beyond if below else self.end + beyond, 100, min_one=True)
         self.unflushed = 0
 

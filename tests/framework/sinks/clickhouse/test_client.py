@@ -111,7 +111,7 @@ async def test_a_directory_that_another_process_serves_is_reached_by_its_url(
     monkeypatch.setattr(client, "_serve", None)
     client.serve_elsewhere(serve)
     connection = await client.connect_async(
-        client.Target.of(f"chdb:{tmp_path}?max_threads=1"),
+        client.ClickHouseAddress.of(f"chdb:{tmp_path}?max_threads=1"),
         settings={},
         connect_timeout=5,
         timeout=5,
@@ -127,7 +127,7 @@ async def test_a_server_that_does_not_understand_the_question_for_a_privilege_is
     clickhouse_url: str,
 ) -> None:
     """As one that is older than CHECK GRANT."""
-    target = client.Target.of(f"{clickhouse_url}?readonly=2")
+    target = client.ClickHouseAddress.of(f"{clickhouse_url}?readonly=2")
     connection = await client.connect_async(
         target, settings={}, connect_timeout=10, timeout=30, options={}
     )
@@ -143,7 +143,7 @@ def test_a_directory_that_cannot_be_made_is_named_without_the_stack_of_clickhous
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").touch()
-    target = client.Target.of(f"chdb:{tmp_path}/file/data")
+    target = client.ClickHouseAddress.of(f"chdb:{tmp_path}/file/data")
     with (
         pytest.raises(SinkError, match=r"file/data of the .* cannot be made: Not a directory; run"),
         client.connect(target, create=True),

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kmr.errors import StrategyError
-from kmr.sinks.clickhouse.ddl import Layout, add_columns, column_type, create_table
+from kmr.sinks.clickhouse.ddl import TableLayout, add_columns, column_type, create_table
 
 from ...flushes import Flushed
 from .writing import OpenWriter, flush, poisoned_offsets, rows
@@ -115,7 +115,7 @@ async def test_a_table_that_is_made_remembers_what_exactly_once_needs(
 
 def test_rows_are_sorted_by_their_coordinates_or_by_a_time_that_is_never_null() -> None:
     def key(*fields: pa.Field[Any], **layout: Any) -> str:
-        statement = create_table("d", "t", pa.schema(fields), Layout(**layout))
+        statement = create_table("d", "t", pa.schema(fields), TableLayout(**layout))
         return statement.partition("ORDER BY ")[2].splitlines()[0]
 
     ts = pa.field("ts", pa.timestamp("us", "UTC"), nullable=False)
@@ -124,13 +124,15 @@ def test_rows_are_sorted_by_their_coordinates_or_by_a_time_that_is_never_null() 
     assert key(path, ts) == "(`ts`)"
     assert key(path, pa.field("ts", ts.type)) == "tuple()"
     assert key(path, ts, order_by=("toDate(ts)", "path")) == "(toDate(ts), `path`)"
-    statement = create_table("d", "t", pa.schema([path]), Layout(order_by=("path",)))
+    statement = create_table("d", "t", pa.schema([path]), TableLayout(order_by=("path",)))
     assert "`path` String\n" in statement, "a sorting key cannot be null"
 
 
 def test_options_and_a_cluster_are_in_statements_that_clickhouse_parses(client: Client) -> None:
     schema = pa.schema([pa.field("ts", pa.timestamp("us"), nullable=False), *COORDINATES])
-    layout = Layout(partition_by="toYYYYMM(ts)", ttl="ts + INTERVAL 1 DAY", cluster="two racks")
+    layout = TableLayout(
+        partition_by="toYYYYMM(ts)", ttl="ts + INTERVAL 1 DAY", cluster="two racks"
+    )
     statement = create_table("d", "t", schema, layout)
     parsed = str(client.query("SELECT formatQuery({q:String})", {"q": statement}).result_rows[0][0])
     for part in (
@@ -150,17 +152,17 @@ def test_options_and_a_cluster_are_in_statements_that_clickhouse_parses(client: 
 def test_a_field_may_state_its_type() -> None:
     field = pa.field("status", pa.string(), metadata={"clickhouse": "Enum8('ok' = 1, 'bad' = 2)"})
     assert "`status` Enum8('ok' = 1, 'bad' = 2)\n" in create_table(
-        "d", "t", pa.schema([field]), Layout()
+        "d", "t", pa.schema([field]), TableLayout()
     )
 
 
 def test_a_type_or_an_engine_that_cannot_be_is_refused() -> None:
     with pytest.raises(StrategyError, match=r"column x: ClickHouse has no type for Arrow's null"):
-        create_table("d", "t", pa.schema([pa.field("x", pa.null())]), Layout())
+        create_table("d", "t", pa.schema([pa.field("x", pa.null())]), TableLayout())
     with pytest.raises(StrategyError, match="no columns"):
-        create_table("d", "t", pa.schema([]), Layout())
+        create_table("d", "t", pa.schema([]), TableLayout())
     with pytest.raises(StrategyError, match="does not recognise a repeated INSERT"):
-        Layout(engine="Memory")
+        TableLayout(engine="Memory")
 
 
 async def test_failed_records_that_are_written_again_merge_in_a_replacing_table(

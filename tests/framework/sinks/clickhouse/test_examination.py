@@ -9,7 +9,7 @@ import pytest
 
 from kmr.errors import SinkError, StrategyError
 from kmr.record import of_records
-from kmr.sinks.clickhouse.client import Connection
+from kmr.sinks.clickhouse.client import ClickHouseConnection
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
 
 if TYPE_CHECKING:
@@ -151,13 +151,15 @@ async def test_exactly_once_needs_to_read_the_columns_that_it_counts(
 ) -> None:
     """An embedded ClickHouse has no user without SELECT, so the answer to one CHECK GRANT is replaced."""
     asked = []
-    is_granted = Connection.is_granted
+    is_granted = ClickHouseConnection.is_granted
 
-    async def without_select(connection: Connection, privilege: str, table: str) -> bool | None:
+    async def without_select(
+        connection: ClickHouseConnection, privilege: str, table: str
+    ) -> bool | None:
         asked.append(privilege)
         return await is_granted(connection, privilege, table) and "SELECT" not in privilege
 
-    monkeypatch.setattr(Connection, "is_granted", without_select)
+    monkeypatch.setattr(ClickHouseConnection, "is_granted", without_select)
     columns = of_records(pa.schema([("n", pa.int64())]))
     context = declaring.with_sinks(schema_of=lambda _: columns)
     table = create_table("topic String, partition Int64, offset Int64, n Int64")

@@ -14,7 +14,7 @@ from aiokafka import errors
 
 from kmr.broker import Broker, BrokerSettings
 from kmr.reducers.reducer import Retry
-from kmr.sinks.kafka.row_messages import Messages
+from kmr.sinks.kafka.row_messages import RowMessages
 from kmr.sinks.kafka.sending import ProducerLost, SendState
 from kmr.sinks.kafka.writer import KafkaWriter
 
@@ -152,7 +152,7 @@ class Answers:
 
 def sending(partitions: list[int]) -> SendState:
     count = len(partitions)
-    messages = Messages([None] * count, [b"v"] * count, [[]] * count, [None] * count)
+    messages = RowMessages([None] * count, [b"v"] * count, [[]] * count, [None] * count)
     return SendState("t", messages, np.array(partitions, dtype=np.int64))
 
 

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmr.errors import StrategyError
-from kmr.sinks.parquet.columns import Columns
+from kmr.sinks.parquet.columns import DestinationColumns
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_a_column_keeps_the_type_of_the_first_rows_and_new_ones_follow_it() -> None:
-    columns = Columns("/x")
+    columns = DestinationColumns("/x")
     assert columns.fit(pa.table({"a": [1], "empty": pa.nulls(1)})).table.column_names == ["a"]
     fitted = columns.fit(pa.table({"b": ["new"], "a": ["2"]}))
     assert fitted.table.to_pylist() == [{"a": 2, "b": "new"}]
@@ -32,7 +32,7 @@ def test_a_column_keeps_the_type_of_the_first_rows_and_new_ones_follow_it() -> N
 
 
 def test_a_type_that_can_never_fit_refuses_its_values() -> None:
-    columns = Columns("/x", pa.schema({"a": pa.int64()}))
+    columns = DestinationColumns("/x", pa.schema({"a": pa.int64()}))
     fitted = columns.fit(pa.table({"a": [[1], None]}))
     assert fitted.refused[0].startswith("column a (int64) cannot hold list<item: int64>")
     assert fitted.general == set(fitted.refused.values())
@@ -40,7 +40,7 @@ def test_a_type_that_can_never_fit_refuses_its_values() -> None:
 
 
 def test_a_nested_field_that_is_new_is_added() -> None:
-    columns = Columns("/x")
+    columns = DestinationColumns("/x")
     columns.fit(pa.table({"user": [{"name": "ada"}]}))
     rows: list[Any] = [{"user": {"name": "bob", "age": 7}}, {"user": {"age": 8}}]
     assert columns.fit(pa.Table.from_pylist(rows)).table.to_pylist() == [
@@ -57,7 +57,7 @@ def test_a_nested_field_that_is_new_is_added() -> None:
     [([], ["x"]), ({}, {"a": 1}), ({"x": None}, {"x": "y"}), ([None], [1.5]), ([{}], [{"a": 1}])],
 )
 def test_what_is_empty_fixes_no_type(first: Any, then: Any) -> None:
-    columns = Columns("/x")
+    columns = DestinationColumns("/x")
     fitted = columns.fit(pa.Table.from_pylist([{"id": 1, "new": first}]))
     assert fitted.table.to_pylist() == [{"id": 1}]
     assert fitted.left_out == {"new": 1}
@@ -67,7 +67,7 @@ def test_what_is_empty_fixes_no_type(first: Any, then: Any) -> None:
 
 
 def test_a_nested_field_that_is_empty_is_left_out_and_counted() -> None:
-    fitted = Columns("/x").fit(
+    fitted = DestinationColumns("/x").fit(
         pa.Table.from_pylist([{"user": {"name": "ada", "tags": []}}, {"user": None}])
     )
     assert fitted.table.to_pylist() == [{"user": {"name": "ada"}}, {"user": None}]
@@ -75,7 +75,7 @@ def test_a_nested_field_that_is_empty_is_left_out_and_counted() -> None:
 
 
 def test_rows_without_any_value_are_refused() -> None:
-    fitted = Columns("/x").fit(pa.Table.from_pylist([{"props": {}}]))
+    fitted = DestinationColumns("/x").fit(pa.Table.from_pylist([{"props": {}}]))
     assert fitted.refused == {0: "/x has no column for it yet: it has no value but empty ones"}
 
 
@@ -84,7 +84,7 @@ def test_exactly_the_rows_that_do_not_fit_are_refused(values: list[float | None]
     table = pa.table(
         {"a": pa.array(values, pa.float64()), "row": pa.array(range(len(values)), pa.int64())}
     )
-    fitted = Columns("/x", pa.schema({"a": pa.int64()})).fit(table)
+    fitted = DestinationColumns("/x", pa.schema({"a": pa.int64()})).fit(table)
     bad = {row for row, value in enumerate(values) if value is not None and value % 1 != 0}
     assert set(fitted.refused) == bad
     assert fitted.kept().column("row").to_pylist() == [
@@ -110,7 +110,7 @@ def test_exactly_the_rows_that_do_not_fit_are_refused(values: list[float | None]
 def test_what_parquet_lacks_is_stored_as_what_it_has(
     array: Any, stored: Any, refused: list[int], tmp_path: Path
 ) -> None:
-    fitted = Columns("/x").fit(pa.table({"v": array}))
+    fitted = DestinationColumns("/x").fit(pa.table({"v": array}))
     assert fitted.table.schema.field("v").type == stored
     assert list(fitted.refused) == refused
     pq.write_table(fitted.kept(), tmp_path / "file")
@@ -121,4 +121,4 @@ def test_what_parquet_lacks_is_stored_as_what_it_has(
 def test_a_column_of_a_type_that_parquet_lacks_is_named() -> None:
     union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
     with pytest.raises(StrategyError, match="column v of /x: Parquet has no type for sparse_union"):
-        Columns("/x").fit(pa.table({"v": union}))
+        DestinationColumns("/x").fit(pa.table({"v": union}))

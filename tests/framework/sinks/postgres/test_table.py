@@ -7,15 +7,15 @@ import pytest
 
 from kmr.errors import StrategyError
 from kmr.sinks.choosing import Choice, choose
-from kmr.sinks.postgres.table import Table, TableName, create_table
-from kmr.sinks.postgres.types import Column
+from kmr.sinks.postgres.table import PostgresTable, TableName, create_table
+from kmr.sinks.postgres.types import PostgresColumn
 
-HITS = Table(
+HITS = PostgresTable(
     TableName.of("hits"),
     (
-        Column("id", "bigint", "int8", nullable=False, has_default=True),
-        Column("url", "text", "text", nullable=False),
-        Column("n", "integer", "int4"),
+        PostgresColumn("id", "bigint", "int8", nullable=False, has_default=True),
+        PostgresColumn("url", "text", "text", nullable=False),
+        PostgresColumn("n", "integer", "int4"),
     ),
 )
 
@@ -51,5 +51,5 @@ def test_columns_are_matched_by_name() -> None:
     assert "none of its columns" in _choice("more").problems[None]
 
 
-def _choice(*names: str, only: list[str] | None = None) -> Choice[Column]:
+def _choice(*names: str, only: list[str] | None = None) -> Choice[PostgresColumn]:
     return choose("hits", HITS.columns, names, only, "ignore")

@@ -7,7 +7,7 @@ import pytest
 
 from kmr.columns.fitted import fit_columns
 from kmr.errors import StrategyError
-from kmr.sinks.postgres.types import Column, column_type, copy_columns, copy_text, targets
+from kmr.sinks.postgres.types import PostgresColumn, column_type, copy_columns, copy_text, targets
 
 
 def test_null_and_empty_text_differ_and_bytes_are_hexadecimal() -> None:
@@ -24,14 +24,14 @@ def test_a_type_that_postgres_lacks_is_an_error() -> None:
 
 
 def test_a_number_is_no_time() -> None:
-    columns = [Column("at", "timestamp with time zone", "timestamptz")]
+    columns = [PostgresColumn("at", "timestamp with time zone", "timestamptz")]
     fitted = fit_columns(pa.table({"at": [1]}), targets(columns))
     assert fitted.refused[0].startswith("column at (timestamp with time zone) cannot hold int64")
     assert fitted.general == set(fitted.refused.values())
 
 
 def test_whole_numbers_fit_a_numeric_with_digits() -> None:
-    columns = [Column("n", "numeric(5,2)", "numeric", (5, 2))]
+    columns = [PostgresColumn("n", "numeric(5,2)", "numeric", (5, 2))]
     fitted = fit_columns(pa.table({"n": [1, 99_999]}), targets(columns))
     assert [str(value) for value in fitted.kept()["n"].to_pylist()] == ["1.00"]
     assert fitted.refused == {1: "column n (numeric(5,2)) cannot hold 99999"}

@@ -12,7 +12,7 @@ import pytest
 
 from kmr.errors import StrategyError
 from kmr.record import Range, Rows, TopicPartition
-from kmr.sinks.parquet.columns import Columns
+from kmr.sinks.parquet.columns import DestinationColumns
 from kmr.sinks.planning import plan_ranges
 from kmr.sinks.spark.destinations import (
     CatalogTable,
@@ -29,7 +29,7 @@ NO_OPTIONS: dict[str, Any] = {
 
 
 def test_a_column_without_values_gets_its_type_later() -> None:
-    columns = Columns("/x")
+    columns = DestinationColumns("/x")
     assert columns.fit(pa.table({"a": [1], "b": pa.nulls(1)})).table.column_names == ["a"]
     fitted = columns.fit(pa.table({"a": [2], "b": ["text"]}))
     assert fitted.table.to_pylist() == [{"a": 2, "b": "text"}]
@@ -38,7 +38,7 @@ def test_a_column_without_values_gets_its_type_later() -> None:
 
 def test_an_unknown_column_of_a_table_is_an_error_unless_the_table_was_altered() -> None:
     altered = pa.table({"a": [0], "b": [""]}).schema
-    columns = Columns("table t", pa.schema({"a": pa.int64()}), lambda: altered)
+    columns = DestinationColumns("table t", pa.schema({"a": pa.int64()}), lambda: altered)
     assert columns.fit(pa.table({"a": [1], "b": ["x"]})).table.num_rows == 1
     with pytest.raises(StrategyError, match=r"table t has no column c; its columns are a, b"):
         columns.fit(pa.table({"c": [1]}))

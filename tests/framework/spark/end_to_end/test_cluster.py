@@ -17,7 +17,7 @@ import pytest
 
 from kmr.cli.check import check
 from kmr.cli.root import run_command
-from kmr.sinks.clickhouse.client import Target, connect
+from kmr.sinks.clickhouse.client import ClickHouseAddress, connect
 from kmr.spark.jvm import find_jvm, lean_home
 
 pyspark = pytest.importorskip("pyspark")
@@ -121,7 +121,7 @@ def test_a_worker_of_a_cluster_is_killed_and_nothing_is_missing_or_doubled(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     table = topic
-    with connect(Target.of(clickhouse_url)) as client:
+    with connect(ClickHouseAddress.of(clickhouse_url)) as client:
         client.command(
             f"CREATE TABLE {table} (partition UInt32, offset UInt64, timestamp DateTime) ENGINE = "
             "MergeTree ORDER BY (partition, offset) SETTINGS non_replicated_deduplication_window = 10000"

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kmr.cli.check import check
-from kmr.sinks.clickhouse.client import Target, connect
+from kmr.sinks.clickhouse.client import ClickHouseAddress, connect
 from tests.processes import open_descendants
 
 pytest.importorskip("pyspark")
@@ -153,7 +153,7 @@ def engine(
 
 
 def make_table(engine: Engine) -> None:
-    with connect(Target.of(engine.url)) as client:
+    with connect(ClickHouseAddress.of(engine.url)) as client:
         client.command(
             f"CREATE TABLE {engine.table} (partition UInt32, offset UInt64, timestamp DateTime) "
             "ENGINE = MergeTree ORDER BY (partition, offset) "

@@ -29,7 +29,7 @@ from kmr.errors import (
 from kmr.loading import load_strategy
 from kmr.settings import HttpSettings, Settings
 from kmr.sinks import KafkaWriter
-from kmr.sinks.clickhouse.client import Target, connect
+from kmr.sinks.clickhouse.client import ClickHouseAddress, connect
 from kmr.spark.engine.engine import SparkEngine
 from kmr.spark.engine.engine_settings import EngineSettings
 
@@ -372,7 +372,7 @@ def test_each_branch_has_its_rows_once_when_a_micro_batch_is_repeated(
     runner.forget_last()
     runner.run(strategy)
     assert sorted(row["value"] for row in runner.rows()) == ["a", "b", "c"]
-    target = Target.of(runner.url)
+    target = ClickHouseAddress.of(runner.url)
     with connect(target) as client:
         found = client.query(f"SELECT n FROM {runner.table} ORDER BY n").result_rows
     assert found == [(0,), (0,), (2,)]
@@ -397,7 +397,7 @@ def test_an_aggregate_has_one_result_for_each_micro_batch_with_all_its_partition
 def test_an_aggregate_is_in_clickhouse_once_when_its_micro_batch_is_repeated(
     runner: Runner, kafka: Kafka, topic: str
 ) -> None:
-    with connect(Target.of(runner.url)) as client:
+    with connect(ClickHouseAddress.of(runner.url)) as client:
         client.command(
             f"CREATE TABLE {runner.table} (value String, n UInt32, last UInt64) ENGINE = MergeTree "
             "ORDER BY value SETTINGS non_replicated_deduplication_window = 10000"
@@ -415,7 +415,7 @@ def test_an_aggregate_is_in_clickhouse_once_when_its_micro_batch_is_repeated(
 def test_a_repeated_micro_batch_is_counted_where_clickhouse_knows_its_token_and_not_its_rows(
     runner: Runner, kafka: Kafka, topic: str
 ) -> None:
-    with connect(Target.of(runner.url)) as client:
+    with connect(ClickHouseAddress.of(runner.url)) as client:
         client.command(
             f"CREATE TABLE {runner.table} (topic String, partition UInt32, offset UInt64, value String) "
             "ENGINE = MergeTree ORDER BY offset SETTINGS non_replicated_deduplication_window = 10000"
@@ -433,7 +433,7 @@ def test_records_that_a_new_checkpoint_reads_again_are_written_again(
     runner: Runner, kafka: Kafka, topic: str, tmp_path: Path
 ) -> None:
     """The driver creates the table, a task adds a column."""
-    with connect(Target.of(runner.url)) as client:
+    with connect(ClickHouseAddress.of(runner.url)) as client:
         kafka.produce(topic, [b"x"] * 10)
         runner.run("grows")
         runner.forget_last()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmr.values.avro.program import Program
+from kmr.values.avro.program import SchemaPrograms
 from kmr.values.avro.schema import Unresolvable, parse
 
 from .generated import encode
@@ -60,7 +60,7 @@ def test_a_schema_that_does_not_fit_is_refused_with_the_field(
     writer: Any, reader: Any, reason: str
 ) -> None:
     named: dict[str, Any] = {}
-    program = Program(parse(record(reader), named), named)
+    program = SchemaPrograms(parse(record(reader), named), named)
     before = len(program.code.lines)
     written: dict[str, Any] = {}
     with pytest.raises(Unresolvable, match=reason):
@@ -70,7 +70,7 @@ def test_a_schema_that_does_not_fit_is_refused_with_the_field(
 
 def test_a_missing_field_without_a_default_is_refused() -> None:
     named: dict[str, Any] = {}
-    program = Program(parse(record("int", "int"), named), named)
+    program = SchemaPrograms(parse(record("int", "int"), named), named)
     with pytest.raises(Unresolvable, match="field f1: the writer's schema has no such field"):
         program.add(record("int"), {})
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kmr.errors import StrategyError
-from kmr.values.avro.program import Program
+from kmr.values.avro.program import SchemaPrograms
 from kmr.values.avro.schema import parse
 
 MAP = pa.map_(pa.string(), pa.list_(pa.int32()))
@@ -16,7 +16,7 @@ MAP = pa.map_(pa.string(), pa.list_(pa.int32()))
 
 def type_of(schema: Any) -> Any:
     named: dict[str, Any] = {}
-    return Program(parse(schema, named), named).schema.field("value").type
+    return SchemaPrograms(parse(schema, named), named).schema.field("value").type
 
 
 @pytest.mark.parametrize(
@@ -49,5 +49,5 @@ def test_fields_of_a_record_are_columns_and_nullable_as_in_the_schema() -> None:
         "name": "R",
         "fields": [{"name": "a", "type": "int"}, {"name": "b", "type": ["int", "null"]}],
     }
-    columns = Program(schema, {}).schema
+    columns = SchemaPrograms(schema, {}).schema
     assert [(each.name, each.nullable) for each in columns] == [("a", False), ("b", True)]

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from kmr.formats.machine_code import INT64S, Int, Kernel, compiled
-from kmr.values.decoding.frame import Batch, SlotArrays, frame, load_frame
+from kmr.values.decoding.frame import SlotArrays, ValueBatch, frame, load_frame
 
 VALUES = [b"\1\2", b"", b"\3\xff", b"\4\5"]
 LISTS, ITEMS = 0, 4  # the first slots
 
 
 @compiled
-def read(batch: Batch, slots: SlotArrays, program: Any, scratch: Any, row: int) -> Int:
+def read(batch: ValueBatch, slots: SlotArrays, program: Any, scratch: Any, row: int) -> Int:
     slots.values[slots.bases[0] + row] = slots.cursors[1]
     slots.valid[slots.bases[0] + row] = 1
     for at in range(batch.offsets[row], batch.offsets[row + 1]):
@@ -33,10 +33,10 @@ def read(batch: Batch, slots: SlotArrays, program: Any, scratch: Any, row: int) 
 run = frame(read)
 
 
-def prepared(capacity: int) -> tuple[Batch, SlotArrays]:
+def prepared(capacity: int) -> tuple[ValueBatch, SlotArrays]:
     """Return the values, of which the second is null, and slots with room for some items."""
     count = len(VALUES)
-    batch = Batch(
+    batch = ValueBatch(
         data=np.frombuffer(b"".join(VALUES), np.uint8),
         memory=np.zeros(2, np.int64),
         offsets=np.cumsum([0, *map(len, VALUES)], dtype=np.int64),
@@ -61,7 +61,7 @@ def kernel() -> Kernel:
     return load_frame(__name__, INT64S, INT64S)
 
 
-def decode(batch: Batch, slots: SlotArrays, first: int) -> list[int]:
+def decode(batch: ValueBatch, slots: SlotArrays, first: int) -> list[int]:
     """Decode from a row on; return where it stopped, and the level that is full."""
     stop = np.zeros(2, np.int64)
     kernel()(batch, slots, np.array([3], np.int64), np.zeros(1, np.int64), first, stop)

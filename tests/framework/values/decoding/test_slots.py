@@ -7,11 +7,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.values.decoding.slots import Layout, Slots, gather
+from kmr.values.decoding.slots import SlotLayout, Slots, gather
 
 
 def test_slots_become_columns_of_every_width() -> None:
-    layout = Layout()
+    layout = SlotLayout()
     number = layout.add("integer", pa.int8(), 0, "number")
     text = layout.add("text", pa.string(), 0, "text")
     items = layout.add("list", pa.list_(pa.bool_()), 0, "items")
@@ -33,7 +33,7 @@ def test_slots_become_columns_of_every_width() -> None:
 
 
 def test_a_level_that_grows_keeps_what_is_written() -> None:
-    layout = Layout()
+    layout = SlotLayout()
     items = layout.add("list", pa.list_(pa.int64()), 0, "items")
     items.children = [layout.add("integer", pa.int64(), layout.child_level(items), "items")]
     slots = Slots(layout, 1)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kmr.values.decoding.slot_decoding import Code, batch_of, run
+from kmr.values.decoding.slot_decoding import CompiledDecoder, batch_of, run
 from kmr.values.decoding.slots import Slots
 from kmr.values.json import json_kernel as kernel
 from kmr.values.json.json_columns import plan_of
@@ -29,7 +29,11 @@ def parse(*texts: bytes) -> tuple[list[list[int]], list[int]]:
     slots = Slots(plan.layout, len(texts))
     slots.valid.fill(kernel.MISSING)
     scratch = kernel.scratch(plan.program, 2)
-    run(Code(kernel.kernel(), plan.program, scratch, data[:0], lambda *_: ""), batch, slots)
+    run(
+        CompiledDecoder(kernel.kernel(), plan.program, scratch, data[:0], lambda *_: ""),
+        batch,
+        slots,
+    )
     kinds = slots.valid.reshape(2, -1).T.tolist()
     assert {kind for row in kinds for kind in row} - {kernel.VALUE} <= {
         kind

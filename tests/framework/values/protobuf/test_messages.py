@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import struct_pb2, timestamp_pb2
 
 from kmr.errors import StrategyError
-from kmr.values.protobuf.messages import Messages
+from kmr.values.protobuf.messages import MessageColumns
 
 from .types import All
 
@@ -20,7 +20,7 @@ DESCRIPTOR = cast("Descriptor", All.DESCRIPTOR)
 
 
 def test_each_field_has_its_column() -> None:
-    schema = Messages(DESCRIPTOR).schema
+    schema = MessageColumns(DESCRIPTOR).schema
     assert schema.names == [field.name for field in All.DESCRIPTOR.fields]
     types = {field.name: field.type for field in schema}
     inner = pa.struct([pa.field("n", pa.int32()), pa.field("tags", pa.list_(pa.string()))])
@@ -41,16 +41,16 @@ def test_each_field_has_its_column() -> None:
 
 
 def test_fields_with_presence_are_nullable() -> None:
-    nullable = {field.name for field in Messages(DESCRIPTOR).schema if field.nullable}
+    nullable = {field.name for field in MessageColumns(DESCRIPTOR).schema if field.nullable}
     assert nullable == {"inner", "at", "wrapped", "a", "b", "maybe"}
 
 
 def test_a_message_that_contains_itself_has_no_columns() -> None:
     with pytest.raises(StrategyError, match=r"google.protobuf.Struct contains itself"):
-        Messages(struct_pb2.Struct.DESCRIPTOR)
+        MessageColumns(struct_pb2.Struct.DESCRIPTOR)
 
 
 def test_tables_are_sorted_by_field_number() -> None:
-    tables, _ = Messages(timestamp_pb2.Timestamp.DESCRIPTOR).tables()
+    tables, _ = MessageColumns(timestamp_pb2.Timestamp.DESCRIPTOR).tables()
     assert tables.fields[:, 0].tolist() == [1, 2]
     assert tables.messages.tolist() == [[0, 2, 0, 2]]

@@ -17,7 +17,7 @@ from anyio.to_thread import run_sync
 from kmr import Avro, Registry
 from kmr.errors import RegistryError
 from kmr.values.registry.framing import prefix
-from kmr.values.registry.registry import Reference, RegisteredSchema, UnknownSchema
+from kmr.values.registry.registry import RegisteredSchema, SchemaReference, UnknownSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,7 +197,7 @@ async def test_schemas_are_registered_once_and_found_by_version_with_their_refer
         number = registry.register("in/side", inner)
         assert registry.register("in/side", inner) == number
         outer = RegisteredSchema(
-            '{"type":"array","items":"a.In"}', references=(Reference("a.In", "in/side", 1),)
+            '{"type":"array","items":"a.In"}', references=(SchemaReference("a.In", "in/side", 1),)
         )
         assert registry.register("out", outer) != number
         latest = registry.by_version("out")
