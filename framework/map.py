@@ -268,8 +268,9 @@ class MapStage:
             self._note_mapped(batch, made)
         self._metrics.map_seconds.observe(anyio.current_time() - started)
         self._metrics.map_retries.inc(mapped.retries)
-        self._metrics.count_mapped(len(batch), mapped.filtered(len(batch)))
-        self._errors.count_mapped(len(batch))
+        filtered = mapped.filtered(len(batch))
+        self._metrics.count_mapped(len(batch), filtered)
+        self._errors.count_mapped(len(batch) - filtered)
         await self._send(batch, mapped, letters)
         return mapped.rest
 
@@ -322,7 +323,7 @@ class MapStage:
         return is_free and not (self._is_slow or self._draining)
 
     def count_mapped(self, records: int) -> None:
-        """Count records of several partitions that were mapped."""
+        """Count records of several partitions that were mapped and not filtered."""
         self._errors.count_mapped(records)
 
     def detached(self, since: float, *, is_slow: bool) -> None:

@@ -382,7 +382,7 @@ class _Round:
         records = sum(outcome.records for _, _, outcome in done)
         filtered = sum(outcome.result.filtered(outcome.records) for _, _, outcome in done)
         metrics.count_mapped(records, filtered)
-        done[0][0].count_mapped(records)
+        done[0][0].count_mapped(records - filtered)
 
     def _outcomes(
         self, begin: int, end: int

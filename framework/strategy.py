@@ -73,8 +73,9 @@ class ErrorLimit(metaclass=Checked):
         per: the length of the window, in seconds.
         on_limit: `stop` the worker; `pause` until the window has room again; or `drop` the records above
             the limit: they count as settled and are lost, which is logged and counted.
-        share: the most failed records within `per` seconds as a part of those that were mapped, 0 to 1; it
-            counts from `at_least` failures on. None: any part. The worker alone knows it, not Spark.
+        share: the most failed records within `per` seconds as a part of those that were mapped and not
+            filtered, 0 to 1; it counts from `at_least` failures on. None: any part. The worker alone knows
+            it, not Spark.
         at_least: see `share`.
     """
 

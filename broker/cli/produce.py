@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Literal
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -15,7 +17,9 @@ from .cluster_admin import check_partition, open_admin
 from .terminal import CommandError, Texts, pairs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from ..client import Header
 
 _CHUNK_BYTES = 1024 * 1024
 _MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -27,7 +31,9 @@ async def produce(
     /,
     *,
     key_separator: str | None = None,
+    null: str | None = None,
     header: Texts = (),
+    header_separator: str | None = None,
     partition: int | None = None,
     compression: Compression = "none",
     acks: Literal["all", "0", "1"] = "all",
@@ -42,6 +48,7 @@ async def produce(
 
         kmr broker produce orders < lines.txt
         kmr broker produce orders --key-separator : --compression zstd < keyed.txt
+        echo "7:NULL" | kmr broker produce customers --key-separator : --null NULL
 
     Parameters
     ----------
@@ -49,8 +56,13 @@ async def produce(
         Topic to send to; created if the cluster creates topics automatically.
     key_separator
         Text between key and value in a line; a line without it is a value without a key.
+    null
+        A value that is this text is null: with a key, a tombstone.
     header
         A header of every record as name=value; may be repeated.
+    header_separator
+        Text between a line's own headers, as name=value,name=value, and its key and value; a line without it
+        has none.
     partition
         Send all records to this partition.
     compression
@@ -59,7 +71,11 @@ async def produce(
         Acknowledgement to wait for: all replicas, only the leader (1), or none (0).
     """
     headers = [(name, value.encode()) for name, value in pairs(header, "--header").items()]
-    separator = (key_separator or "").encode()
+    line_format = _LineFormat(
+        (header_separator or "").encode(),
+        (key_separator or "").encode(),
+        None if null is None else null.encode(),
+    )
     settings = client_settings(client)
     async with open_admin(settings) as admin:
         partitions = await admin.ensure_topic(topic)
@@ -70,16 +86,56 @@ async def produce(
     try:
         async with producer:
             async for lines in read_lines(sys.stdin.fileno()):
-                values: list[bytes | None] = list(lines)
-                keys: list[bytes | None] | None = None
-                if separator:
-                    divided = [line.partition(separator) for line in lines]
-                    keys = [key if found else None for key, found, _ in divided]
-                    values = [value if found else key for key, found, value in divided]
-                await producer.send(values, keys, headers=headers, partition=partition)
+                for own, values, keys in line_format.records(lines):
+                    await producer.send(values, keys, headers=[*headers, *own], partition=partition)
     except ProduceError as error:
         raise CommandError(str(error)) from error
     sys.stderr.write(f"{producer.acknowledged} records sent to {topic}\n")
+
+
+class _LineFormat(NamedTuple):
+    """What stands in a line: headers, key and value, with these texts between them; empty: it has none."""
+
+    header_separator: bytes
+    key_separator: bytes
+    null: bytes | None
+
+    def records(
+        self, lines: Sequence[bytes]
+    ) -> Iterator[tuple[list[Header], list[bytes | None], list[bytes | None] | None]]:
+        """Yield headers with the values and keys of the lines in a row that have these headers."""
+        if not self.header_separator:
+            yield [], *self._values_and_keys(lines)
+            return
+        divided = [line.partition(self.header_separator) for line in lines]
+        with_headers = [
+            (before if found else b"", rest if found else before) for before, found, rest in divided
+        ]
+        for text, same in groupby(with_headers, key=itemgetter(0)):
+            yield _headers(text), *self._values_and_keys([rest for _, rest in same])
+
+    def _values_and_keys(
+        self, lines: Sequence[bytes]
+    ) -> tuple[list[bytes | None], list[bytes | None] | None]:
+        values: list[bytes | None] = list(lines)
+        keys: list[bytes | None] | None = None
+        if self.key_separator:
+            divided = [line.partition(self.key_separator) for line in lines]
+            keys = [key if found else None for key, found, _ in divided]
+            values = [value if found else key for key, found, value in divided]
+        if self.null is not None:
+            values = [None if value == self.null else value for value in values]
+        return values, keys
+
+
+def _headers(text: bytes) -> list[Header]:
+    found = [pair.partition(b"=") for pair in text.split(b",") if pair]
+    for name, equals, _ in found:
+        if not (name and equals):
+            raise CommandError(
+                f"stdin: headers of a line must be name=value,name=value, not {text!r}"
+            )
+    return [(name.decode(errors="replace"), value) for name, _, value in found]
 
 
 _ACKS: dict[str, Literal["all", 0, 1]] = {"all": "all", "0": 0, "1": 1}

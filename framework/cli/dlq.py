@@ -13,6 +13,7 @@ import anyio
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from aiokafka import AIOKafkaProducer
 from cyclopts import App, Parameter
 from msgspec.structs import replace as changed
@@ -20,7 +21,14 @@ from numpy.typing import NDArray
 
 from ..columns.texts import TextStyle, text_of
 from ..config.flags import Given, settings_flags
-from ..dead_letters.letters import CONTROL_HEADER, HEADERS, Letters, letters_among, original_records
+from ..dead_letters.letters import (
+    CONTROL_HEADER,
+    HEADERS,
+    TIMESTAMP,
+    Letters,
+    letters_among,
+    original_records,
+)
 from ..dead_letters.passes import Filter, Pass, covered, group_of, passes_among
 from ..dead_letters.replay import replay_of
 from ..errors import ConsumerError, KmrError, SettingsError
@@ -40,6 +48,7 @@ from .output import plain_console, print_json, visible
 app = App(name="dlq", help="List, show, replay and drop the dead letters of a topic.")
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>[^:]+):)?(?P<partition>\d+):(?P<offset>\d+)", re.ASCII)
+_VARIES: Final = r"""'[^']*'|"[^"]*"|[+-]?\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?"""
 _MOST_ROWS: Final = 50
 _SHOWN_BYTES: Final = 4_000
 _SPACED: Final = TextStyle(" ")
@@ -118,13 +127,19 @@ By = Literal["topic", "group", "strategy", "strategy-version", "stage", "reason"
 
 
 class LetterGroup(NamedTuple):
-    """Letters that have these headers in common; times in milliseconds since 1970."""
+    """Letters that have these headers in common; times in milliseconds since 1970.
+
+    Attributes:
+        common: the headers of the oldest of them; reasons that differ in numbers and quoted text are one.
+        place: PARTITION:OFFSET of the oldest.
+    """
 
     common: dict[str, str]
     letters: int
     replays: int
     first: int
     last: int
+    place: str
 
     def __str__(self) -> str:
         *others, last = (visible(value) or "-" for value in self.common.values())
@@ -152,6 +167,9 @@ def list_letters(
     as_json: Annotated[bool, Parameter("--json", negative=(), help="Print JSON.")] = False,
 ) -> None:
     """Count the open letters of a topic by stage and reason, or by other headers.
+
+    Reasons that differ only in numbers and quoted text count as one; the oldest letter's reason and its place
+    stand for them.
 
     Parameters
     ----------
@@ -184,15 +202,25 @@ def list_letters(
     for each in summaries[:_MOST_ROWS]:
         replayed = f", replayed up to {each.replays} times" if each.replays > 0 else ""
         written = f"{_moment(each.first)} to {_moment(each.last)}"
-        console.print(f"{each.letters:>11,}  {written}{replayed}  {each}")
+        console.print(f"{each.letters:>11,}  {written}{replayed}  {each}  [{each.place}]")
     if len(summaries) > _MOST_ROWS:
         console.print(f"and {len(summaries) - _MOST_ROWS:,} more: see --json")
+    console.print(f"kmr dlq show {topic} {summaries[0].place} prints the oldest of the first line")
 
 
 @app.command
 @settings_flags(CLUSTER)
-def show(topic: str, place: str, /, *, given: Given[ClusterSettings]) -> None:
+def show(
+    topic: str,
+    place: str | None = None,
+    /,
+    *,
+    given: Given[ClusterSettings],
+    which: LetterFilter | None = None,
+) -> None:
     """Print one letter: where the record was, why it failed, its headers, key and value.
+
+    Without a place it is the oldest open one that fits the conditions.
 
     Parameters
     ----------
@@ -201,14 +229,17 @@ def show(topic: str, place: str, /, *, given: Given[ClusterSettings]) -> None:
     place
         PARTITION:OFFSET of the letter in the topic, or TOPIC:PARTITION:OFFSET of its record.
     """
+    connection = _connection(given.load())
+    if place is None:
+        place = _oldest(anyio.run(_look, connection, topic), topic, which or LetterFilter())
+    elif which is not None:
+        raise SettingsError("give a place, or conditions such as --reason, not both")
     parsed = _PLACE.fullmatch(place)
     if parsed is None:
         raise SettingsError(f"give the place as 0:15 or orders:0:15, not {place!r}")
     of_record, partition, offset = parsed["topic"], parsed["partition"], parsed["offset"]
     wanted = TopicPartition(of_record or topic, int(partition))
-    found = anyio.run(
-        partial(_find, _connection(given.load()), topic, wanted, int(offset), bool(of_record))
-    )
+    found = anyio.run(partial(_find, connection, topic, wanted, int(offset), bool(of_record)))
     console = plain_console()
     for letter in found:
         at = letter.select(["partition", "offset", "timestamp", "key", "value", "headers"])
@@ -219,6 +250,8 @@ def show(topic: str, place: str, /, *, given: Given[ClusterSettings]) -> None:
         for name, value in pairs:
             if name in HEADERS:
                 shown = _shown(value, lines=True).replace("\n", "\n    ")  # of a traceback
+                if name == TIMESTAMP and shown.isdecimal():
+                    shown = f"{_moment(int(shown))} UTC ({shown})"
                 console.print(f"  {name.removeprefix('kmr.')}: {shown}")
         for name, value in pairs:
             if name not in HEADERS:
@@ -497,26 +530,47 @@ def _summaries(
     letters: Letters, mask: NDArray[np.bool_], by: Sequence[By] = ("stage", "reason")
 ) -> list[LetterGroup]:
     """Group letters by headers, the most frequent first."""
-    texts: dict[str, Any] = {name: letters.texts[name] for name in by}
-    numbers: dict[str, Any] = {
+    kinds = {f"kind {name}": letters.texts[name] for name in by}
+    if "reason" in by:
+        kinds["kind reason"] = pc.replace_substring_regex(
+            letters.texts["reason"], pattern=_VARIES, replacement="?"
+        )
+    columns: dict[str, Any] = {
+        "row": np.arange(len(letters)),
         "replays": letters.numbers["replays"],
         "written": letters.written,
     }
-    table = pa.table(texts | numbers).filter(pa.array(mask))
-    grouped = table.group_by(list(texts)).aggregate(
-        [("written", "count"), ("replays", "max"), ("written", "min"), ("written", "max")]
+    table = pa.table(kinds | columns).filter(pa.array(mask))
+    grouped = table.group_by(list(kinds)).aggregate(
+        [
+            ("row", "min"),
+            ("row", "count"),
+            ("replays", "max"),
+            ("written", "min"),
+            ("written", "max"),
+        ]
     )
     found = [
         LetterGroup(
-            {name: row[name] or "" for name in texts},
-            row["written_count"],
+            {name: letters.texts[name][oldest].as_py() or "" for name in by},
+            row["row_count"],
             max(0, row["replays_max"]),
             row["written_min"],
             row["written_max"],
+            f"{letters.partition[oldest]}:{letters.offset[oldest]}",
         )
         for row in grouped.to_pylist()
+        for oldest in (row["row_min"],)
     ]
     return sorted(found, key=lambda each: (-each.letters, *each.common.values()))
+
+
+def _oldest(box: TopicLetters, topic: str, which: LetterFilter) -> str:
+    """Return the place of the oldest open letter that fits; letters are in the order of their time."""
+    rows = np.flatnonzero(box.open & which.filter().matches(box.letters))
+    if not len(rows):
+        raise ConsumerError(f"{topic} has no open letter that fits; see kmr dlq list {topic}")
+    return f"{box.letters.partition[rows[0]]}:{box.letters.offset[rows[0]]}"
 
 
 def _moment(milliseconds_: int) -> str:

@@ -191,7 +191,7 @@ class LimitWindow:
             self._failed.add(failures)
 
     def count_mapped(self, records: int) -> None:
-        """Count records that were mapped, whether they failed or not."""
+        """Count records that were mapped and not filtered, whether they failed or not."""
         if self.limit is not None and self.limit.share is not None:
             self._mapped.add(records)
 
@@ -227,7 +227,7 @@ class ErrorPort:
         return ErrorPort(stream, self._window, self._settle, self._metrics)
 
     def count_mapped(self, records: int) -> None:
-        """Count records that were mapped, of which some may have failed."""
+        """Count records that were mapped and not filtered, of which some may have failed."""
         self._window.count_mapped(records)
 
     def close(self) -> None:

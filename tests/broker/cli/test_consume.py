@@ -57,6 +57,39 @@ def test_a_line_without_the_separator_has_no_key(kmr: Kmr) -> None:
     ]
 
 
+def test_a_value_that_is_the_null_text_is_a_tombstone(kmr: Kmr) -> None:
+    kmr("topic", "create", "table", "--config", "cleanup.policy=compact")
+    kmr(
+        "produce", "table", "--key-separator", ":", "--null", "NULL", stdin=b"k:NULL\nk:NULLS\nl:\n"
+    )
+    read = kmr("consume", "table", "--from-beginning", "--format", "json")
+    records = [json.loads(line) for line in read.lines]
+    assert [(r["key"], r["value"]) for r in records] == [("k", None), ("k", "NULLS"), ("l", "")]
+
+
+def test_each_line_may_have_headers_of_its_own(kmr: Kmr) -> None:
+    kmr("topic", "create", "lines-with-headers")
+    flags = ("--header-separator", "|", "--key-separator", ":", "--header", "all=1")
+    sent = kmr("produce", "lines-with-headers", *flags, stdin=b"a=b=c,d=|k:v\nplain\n|x:y|z\n")
+    assert sent.code == 0
+    read = kmr("consume", "lines-with-headers", "--from-beginning", "--format", "json")
+    records = [json.loads(line) for line in read.lines]
+    assert [(r["key"], r["value"]) for r in records] == [
+        ("k", "v"),
+        (None, "plain"),
+        ("x", "y|z"),
+    ]
+    headers = [[tuple(pair.values()) for pair in r["headers"]] for r in records]
+    assert headers == [[("all", "1"), ("a", "b=c"), ("d", "")], [("all", "1")], [("all", "1")]]
+
+
+def test_headers_of_a_line_that_cannot_be_read_are_explained(kmr: Kmr) -> None:
+    kmr("topic", "create", "no-headers")
+    result = kmr("produce", "no-headers", "--header-separator", "|", stdin=b"a|v\n")
+    assert result.code == 1
+    assert b"stdin: headers of a line must be name=value,name=value, not b'a'" in result.err
+
+
 def test_headers_and_the_partition_are_those_of_the_flags(kmr: Kmr) -> None:
     kmr("topic", "create", "flags", "--partitions", "3")
     kmr("produce", "flags", "--header", "a=1", "--header", "b=x=y", "--partition", "2", stdin=b"v")

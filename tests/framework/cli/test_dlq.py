@@ -76,14 +76,27 @@ async def reasons(dlq: Dlq, *flags: str) -> dict[str, int]:
 async def test_list_counts_open_letters_by_reason(dlq: Dlq) -> None:
     lines = (await dlq("list")).out.splitlines()
     assert lines[0] == "dead: 5 open letters, 0 settled or copies"
-    assert [line.split()[0] for line in lines[1:]] == ["3", "2"]
-    assert lines[1].endswith(": no json")
+    assert [line.split()[0] for line in lines[1:3]] == ["3", "2"]
+    assert lines[1].endswith(": no json  [0:0]")
+    assert lines[3:] == ["kmr dlq show dead 0:0 prints the oldest of the first line"]
+
+
+async def test_reasons_that_differ_in_numbers_and_quoted_text_are_one(
+    dlq: Dlq, broker: Broker
+) -> None:
+    await broker.topics.create("dead", 1)
+    texts = ["no row of the key 7", "no row of the key 'x'", "no row of the key -1.5e3", "no row"]
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        for offset, text in enumerate(texts):
+            headers = [("kmr.offset", b"%d" % offset), ("kmr.reason", text.encode())]
+            await producer.send_and_wait("dead", b"", None, 0, headers=headers)
+    assert await reasons(dlq) == {"no row of the key 7": 3, "no row": 1}
 
 
 @pytest.mark.usefixtures("letters")
 async def test_list_counts_by_other_headers(dlq: Dlq) -> None:
     lines = (await dlq("list", "--by", "exception", "--by", "topic")).out.splitlines()
-    assert [line.split("  ")[-1] for line in lines[1:]] == ["-: orders", "KeyError: orders"]
+    assert [line.split("  ")[-2] for line in lines[1:3]] == ["-: orders", "KeyError: orders"]
     listed = json.loads((await dlq("list", "--json", "--by", "exception")).out)["reasons"]
     assert [(each["exception"], each["letters"]) for each in listed] == [("", 4), ("KeyError", 1)]
 
@@ -111,10 +124,24 @@ async def test_show_prints_the_letter_and_its_record(dlq: Dlq) -> None:
     assert (await dlq("show", "orders:1:1")).out == by_letter
     for line in ("offset: 1", "reason: late", "header trace: \\xff", 'value: {"order": 1}'):
         assert f"  {line}\n" in by_letter
+    assert "  timestamp: 2026-01-01 00:00:00 UTC (1767225600000)\n" in by_letter
     assert "  traceback:   line 1\n    KeyError: 2\n" in (await dlq("show", "0:2")).out
     missing = await dlq("show", "orders:1:7")
     assert missing.code == 1
     assert missing.err == "kmr: dead has no letter for orders-1 offset 7\n"
+
+
+@pytest.mark.usefixtures("letters")
+async def test_show_without_a_place_prints_the_oldest_open_letter_that_fits(dlq: Dlq) -> None:
+    assert (await dlq("show", "--reason", "late")).out == (await dlq("show", "orders:0:1")).out
+    assert (await dlq("show")).out.startswith("letter 0:0, ")
+    none = await dlq("show", "--reason", "early")
+    assert none.err == "kmr: dead has no open letter that fits; see kmr dlq list dead\n"
+    both = await dlq("show", "0:0", "--reason", "late")
+    assert (both.code, both.err) == (
+        2,
+        "kmr: give a place, or conditions such as --reason, not both\n",
+    )
 
 
 @pytest.mark.parametrize("place", ["5", "dead", "a:b:1:2", "orders:1", "1:-2", ":1:2"])

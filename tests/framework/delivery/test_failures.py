@@ -101,21 +101,28 @@ async def test_too_many_failures_stop_the_worker(
 
 
 @pytest.mark.parametrize(
-    ("bad", "good", "limit", "stops"),
+    ("bad", "good", "filtered", "limit", "stops"),
     [
-        (10_200, 0, MOSTLY_FAILED, True),
-        (9_999, 0, MOSTLY_FAILED, False),
-        (10_200, 700, MOSTLY_FAILED, False),
-        (10_200, 0, None, False),
+        (10_200, 0, 0, MOSTLY_FAILED, True),
+        (9_999, 0, 0, MOSTLY_FAILED, False),
+        (10_200, 700, 0, MOSTLY_FAILED, False),
+        (10_200, 0, 700, MOSTLY_FAILED, True),
+        (10_200, 0, 0, None, False),
     ],
 )
 async def test_a_worker_stops_when_almost_all_records_fail_unless_the_limit_is_off(
-    clock: VirtualClock, bad: int, good: int, limit: ErrorLimit | None, *, stops: bool
+    clock: VirtualClock,
+    bad: int,
+    good: int,
+    filtered: int,
+    limit: ErrorLimit | None,
+    *,
+    stops: bool,
 ) -> None:
     consumer = MemoryConsumer()
-    put(consumer, 0, 0, *([b"good"] * good), *([b"poison"] * bad))
+    put(consumer, 0, 0, *([b"good"] * good), *([b"filtered"] * filtered), *([b"poison"] * bad))
     strategy = Strategy(
-        locate,
+        lambda record: None if record.value == b"filtered" else locate(record),
         [MemoryWriter(Journal())],
         reduce_err=MemoryWriter(Journal(), max_rows=1),
         err_limit=limit,
