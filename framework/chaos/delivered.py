@@ -18,10 +18,11 @@ from ..errors import SinkError
 from ..kafka.connection import ConnectionConfig
 from ..kafka.reading import read_topic
 from ..record import TopicPartition
+from ..service.storage import HIDDEN
 from ..sinks.clickhouse.client import ClickHouseAddress, connect
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from ..sinks.kafka.writer import DeadLetterWriter, KafkaWriter
-from ..sinks.parquet.files import HIDDEN, SUFFIX, open_directory
+from ..sinks.parquet.files import SUFFIX, open_directory
 from ..sinks.parquet.writer import ParquetWriter
 
 if TYPE_CHECKING:

@@ -98,6 +98,12 @@ class RecentKeys:
         row[SLOTS], row[CAPACITY] = slots.ctypes.data, capacity
         row[USED], row[MOST] = 0, int(capacity * _FULL)
 
+    def entries(self, now: int) -> NDArray[np.int64]:
+        """Return the keys whose time is not over, by the time they were seen: both halves of a hash, time."""
+        live = [slots[slots[:, 2] > max(now - self._within, EMPTY)] for slots in self._shards]
+        found: NDArray[np.int64] = np.concatenate(live)
+        return found[np.argsort(found[:, 2], kind="stable")]
+
     @property
     def nbytes(self) -> int:
         """The size of all slots."""

@@ -31,6 +31,7 @@ _pa: Any = pa
 _log = structlog.get_logger(__name__)
 
 _NO_TIME: Final = -(2**62)
+_TIME: Final = b"event_time"  # in the metadata of a saved memory
 _MARKS: Final = 64  # of the event time, within a `within`
 _SAMPLE_EVERY: Final = 60.0  # seconds
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -93,6 +94,20 @@ class DistinctMemory:
         if len(reached):
             self.time = int(reached[-1])
         return self.keys.see(hashes, reached, valid), int(np.count_nonzero(~valid))
+
+    def saved(self) -> pa.Table:
+        """Return the memory as a table, for `restore`: hashes, when they were seen, the event time."""
+        entries = self.keys.entries(self.time)
+        low, high, seen = (pa.array(np.ascontiguousarray(column)) for column in entries.T)
+        table = pa.table({"low": low, "high": high, "seen": seen})
+        return table.replace_schema_metadata({_TIME: str(self.time)})
+
+    def restore(self, table: pa.Table) -> None:
+        """Remember what `saved` returned."""
+        low, high, seen = (table.column(name).to_numpy() for name in ("low", "high", "seen"))
+        hashes = np.ascontiguousarray(np.column_stack([low, high]))
+        self.keys.see(hashes, np.ascontiguousarray(seen), np.ones(len(seen), np.bool_))
+        self.time = int((table.schema.metadata or {})[_TIME])
 
     def _times(
         self, batch: Batch, table: pa.Table, offsets: NDArray[np.int64]
@@ -205,6 +220,16 @@ class PartitionMemory:
 
     def _reason(self) -> str:
         return "duplicate: " + "; ".join(str(each.distinct) for each in self._memories.values())
+
+    def saved(self) -> dict[str, pa.Table]:
+        """Return the memories as tables, for `restore`."""
+        return {name: memory.saved() for name, memory in self._memories.items()}
+
+    def restore(self, tables: Mapping[str, pa.Table]) -> None:
+        """Remember what `saved` returned; a new branch begins with nothing."""
+        for name, memory in self._memories.items():
+            if name in tables:
+                memory.restore(tables[name])
 
     def look_back(self, offset: int) -> LookBack | None:
         """Return from where on records must be read again to remember all before an offset; None: unknown."""

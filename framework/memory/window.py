@@ -133,6 +133,16 @@ class Window(Collecting):
         every = "" if self.every == self.length else f" every {self.every / MICROS:g}s"
         return f"{self.length / MICROS:g}s{every} of {self.time}"
 
+    @property
+    def invalid_reason(self) -> str:
+        """Why a record without a valid time fails."""
+        return f"{self.time} is null, or before 1970"
+
+    @property
+    def late_reason(self) -> str:
+        """Why a late record fails."""
+        return f"late: the windows of its {self.time} have closed"
+
     def describe(self) -> str:
         """Return the length, what happens to late rows, and whether rows are final, in words."""
         rows = "final: the topic is keyed by the group"

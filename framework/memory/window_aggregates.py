@@ -69,7 +69,7 @@ class Aggregates:
 
     @property
     def nbytes(self) -> int:
-        return self._merged.nbytes + sum(each.nbytes for each in self._tall.values())
+        return sum(each.nbytes for each in self._all.values())
 
     def add(self, starts: NDArray[np.int64], rows: pa.Table) -> None:
         """Add rows, each with the start of its window, in the order of their offsets.
@@ -94,6 +94,20 @@ class Aggregates:
             elif values is not None and function != "count":
                 parts[name] = values
         self._merged.add(pa.table(parts))
+
+    def saved(self) -> dict[str, pa.Table]:
+        """Return everything that is kept as tables, for `restore`."""
+        return {name: folded.saved() for name, folded in self._all.items()}
+
+    def restore(self, tables: Mapping[str, pa.Table]) -> None:
+        """Keep what `saved` returned."""
+        for name, folded in self._all.items():
+            if tables[name].num_rows:
+                folded.add(tables[name])
+
+    @property
+    def _all(self) -> dict[str, _Folded]:
+        return {"": self._merged, **self._tall}
 
     def groups(self) -> dict[int, int]:
         """Return the number of groups of each window, by its start."""
@@ -167,6 +181,10 @@ class _Folded:
         self._new += rows.num_rows
         if self._new >= max(_FOLD_ROWS, self._folded):
             self._fold()
+
+    def saved(self) -> pa.Table:
+        """Return the rows that are kept."""
+        return self._fold()
 
     def _fold(self) -> pa.Table:
         if not self._parts:

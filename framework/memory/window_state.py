@@ -21,10 +21,15 @@ import pyarrow as pa
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from ..record import Rows, TopicPartition
     from .window import Window
+
+_NUMBERS, _FIRSTS, _TIMES, _OF = "state", "open windows", "event times", "aggregates"
+"""The names of the tables of `WindowState.saved`."""
 
 _PER_WINDOW: Final = 200
 """Bytes of a window beside the aggregates of its groups."""
@@ -131,6 +136,31 @@ class WindowState:
             self.level = max(self.level, int(times[found].max()) - window.lateness)
         is_new = offsets > self._read_to
         return Taken(late & is_new, invalid & is_new)
+
+    def saved(self) -> dict[str, pa.Table]:
+        """Return the open windows as tables, for `restore`."""
+        numbers = {"closed_to": self.closed_to, "level": self.level}
+        firsts = {"start": list(self._firsts), "first_offset": list(self._firsts.values())}
+        return {
+            _NUMBERS: pa.table({name: pa.array([n], pa.int64()) for name, n in numbers.items()}),
+            _FIRSTS: pa.table({name: pa.array(n, pa.int64()) for name, n in firsts.items()}),
+            _TIMES: pa.table({"time": pa.array([], self._type or pa.null())}),
+            **{f"{_OF} {name}": table for name, table in self._aggregates.saved().items()},
+        }
+
+    def restore(self, tables: Mapping[str, pa.Table]) -> None:
+        """Go on with the windows that `saved` returned."""
+        numbers = tables[_NUMBERS].to_pylist()[0]
+        self.closed_to, self.level = numbers["closed_to"], numbers["level"]
+        firsts = tables[_FIRSTS]
+        self._firsts = dict(
+            zip(*(firsts.column(name).to_pylist() for name in firsts.column_names), strict=True)
+        )
+        kind = tables[_TIMES].schema.field("time").type
+        self._type = None if pa.types.is_null(kind) else kind
+        if self._type is not None:
+            of = {k.removeprefix(f"{_OF} "): t for k, t in tables.items() if k.startswith(_OF)}
+            self._aggregates.restore(of)
 
     def _times(
         self, column: pa.ChunkedArray[Any], offsets: NDArray[np.int64]

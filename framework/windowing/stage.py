@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -12,10 +11,10 @@ import pyarrow as pa
 import structlog
 
 from ..config.schema import BYTES, show_quantity
-from ..delivery.failures import original_records
-from ..delivery.ranges import merge_ranges, ranges_of, subtract_ranges
+from ..delivery.ranges import merge_ranges, subtract_ranges
 from ..errors import StateTooLarge, no_escape
 from ..memory.window import MICROS
+from ..memory.window_letters import letters_of, split_late
 from ..memory.window_state import WindowState
 from ..observe.status import StageStatus
 from ..observe.waits import Waiting
@@ -139,7 +138,7 @@ class WindowStage:
         self._heard_at = anyio.current_time()
         self._ledgers.release(rows.ranges)
         self._ledgers.hold(self, self._state.nbytes)
-        failed = await self._refuse(rows, taken.invalid, self._invalid())
+        failed = await self._refuse(rows, taken.invalid, self._window.invalid_reason)
         if taken.late.any():
             failed += await self._leave_out(rows, taken.late)
         self._held = merge_ranges([*self._held, *subtract_ranges(rows.ranges, failed)])
@@ -153,39 +152,28 @@ class WindowStage:
 
     async def _leave_out(self, rows: Rows, late: NDArray[np.bool_]) -> list[Range]:
         """Count late rows, or send their records to the error sink; return the offsets of these."""
-        assert rows.offsets is not None  # noqa: S101  windows take no others
-        kept = late
-        if self._window.late == "dead-letter":
-            # A record of which other rows are in time gets no letter: its replay would double those.
-            kept = late & np.isin(rows.offsets, rows.offsets[~late])
-        self._shared.metrics.count_late(self.name, "dropped", int(kept.sum()))
-        self._shared.metrics.count_late(self.name, "dead-letter", int((late & ~kept).sum()))
-        if kept.any():
+        dropped, letters = split_late(self._window, rows, late)
+        self._shared.metrics.count_late(self.name, "dropped", int(dropped.sum()))
+        self._shared.metrics.count_late(self.name, "dead-letter", int(letters.sum()))
+        if dropped.any() and rows.offsets is not None:
             _log.warning(
                 "late rows dropped: their windows have closed",
                 stage=self.name,
                 partition=str(self._partition),
-                rows=int(kept.sum()),
-                example=int(rows.offsets[kept][0]),
+                rows=int(dropped.sum()),
+                example=int(rows.offsets[dropped][0]),
             )
-        reason = f"late: the windows of its {self._window.time} have closed"
-        return await self._refuse(rows, late & ~kept, reason)
-
-    def _invalid(self) -> str:
-        return f"{self._window.time} is null, or before 1970"
+        return await self._refuse(rows, letters, self._window.late_reason)
 
     async def _refuse(self, rows: Rows, which: NDArray[np.bool_], reason: str) -> list[Range]:
         """Send the records of some rows to the error sink; return their offsets."""
-        if not which.any():
-            return []
-        assert rows.offsets is not None  # noqa: S101  windows take no others
-        gone = ranges_of(np.unique(rows.offsets[which]), rows.ranges[0])
-        letters = original_records(replace(rows.filter(which), ranges=gone), reason, self.name, 1)
-        for letter in letters:
+        gone: list[Range] = []
+        for letter in letters_of(rows, which, reason, self.name):
+            gone += letter.ranges
             self._ledgers.charge(letter.ranges, letter.nbytes)
             with self._waits.on("reduce-err, or for err_limit"):
                 await self._errors.send(letter, self.name)
-        return list(gone)
+        return gone
 
     def _settle_below(self) -> None:
         """Settle records below the first one of the open windows: they are late, or made no row."""

@@ -27,8 +27,9 @@ from pyarrow import fs
 
 from ...errors import SinkError
 from ...record import with_schema
+from ...service.storage import HIDDEN
 from ..planning import Span
-from .files import HIDDEN, SUFFIX, open_directory
+from .files import SUFFIX, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -7,13 +7,10 @@ fsspec.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from ..._extras import install_command
 from ...columns.kinds import is_text, whole
 from ...columns.texts import excerpt, python_values
 from ...errors import StrategyError
+from ...service.storage import HIDDEN, Storage, open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,20 +37,11 @@ DEFAULT_MAX_AGE = 60.0
 
 SUFFIX = ".parquet"
 _LONGEST_NAME = 255  # bytes, of file systems
-HIDDEN = "_"
-"""Spark, and other readers of Hive's layout, ignore names that begin with this."""
-
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """The value for null in the names of partition directories, as in Hive and Spark."""
 
 # Spark escapes these in the names of partition directories (ExternalCatalogUtils).
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\{\[\]^\x7f]")
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-_S3 = re.compile(r"s3[an]:")
-# pyarrow's names of file systems, and protocols of fsspec.
-_OBJECT_STORES = frozenset(
-    ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "memory")
-)
 _PARTITION_TYPES = (
     pa.types.is_string,
     pa.types.is_integer,
@@ -78,22 +66,16 @@ def _escape(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(Storage):
     """A directory of Parquet files, with a subdirectory for each value of `partition_by`.
 
     Attributes:
-        filesystem, root: its place.
         partition_by: the columns whose values are in directory names; the files do not have them.
         compression: the compression of new files.
     """
 
-    filesystem: fs.FileSystem
-    root: str
     partition_by: tuple[str, ...] = ()
     compression: Compression = "zstd"
-
-    def __str__(self) -> str:
-        return self.root
 
     def write(
         self, name: str, table: pa.Table, metadata: Mapping[bytes, bytes] | None = None
@@ -116,7 +98,8 @@ class Directory:
             rows = rows.replace_schema_metadata(
                 {**(rows.schema.metadata or {}), **(metadata or {})}
             )
-            self._put(self._directory(value), f"{name}{SUFFIX}", rows)
+            write = partial(pq.write_table, rows, compression=self.compression)
+            self.put(self._directory(value), f"{name}{SUFFIX}", write)
             values.append(value)
         return values
 
@@ -189,79 +172,6 @@ class Directory:
         if table.num_columns == len(self.partition_by):
             raise StrategyError(f"{self}: the rows have no columns but those of partition_by")
 
-    @property
-    def is_object_store(self) -> bool:
-        """Whether a file appears as a whole when it is complete, so that renaming it would only copy it."""
-        handler = _fsspec_of(self.filesystem)
-        if handler is None:
-            return self.filesystem.type_name in _OBJECT_STORES
-        protocols = handler.protocol
-        names = (protocols,) if isinstance(protocols, str) else protocols
-        return not _OBJECT_STORES.isdisjoint(names)
-
-    def _put(self, directory: str, name: str, table: pa.Table) -> None:
-        if self.is_object_store:
-            self._put_object(f"{directory}/{name}", table)
-            return
-        self.filesystem.create_dir(directory, recursive=True)
-        # A unique name: a worker that lost its partition may still write the same rows.
-        hidden = f"{directory}/{HIDDEN}{name}.{uuid4().hex[:8]}"
-        try:
-            with self.filesystem.open_output_stream(hidden) as stream:
-                pq.write_table(table, stream, compression=self.compression)
-            self.sync(hidden)
-            self.rename(hidden, f"{directory}/{name}")
-            self.sync(directory)
-        except BaseException:
-            self.remove(hidden)
-            raise
-
-    def _put_object(self, path: str, table: pa.Table) -> None:
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression=self.compression)
-        handler = _fsspec_of(self.filesystem)
-        if handler is not None:
-            handler.pipe_file(path, sink.getvalue().to_pybytes())
-            return
-        # Not as a context: that would close the stream after an error too, and so complete the object.
-        stream = self.filesystem.open_output_stream(path)
-        stream.write(sink.getvalue())
-        stream.close()
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename a file, and replace one that has the new name."""
-        try:
-            self.filesystem.move(old, new)
-        except OSError:  # HDFS does not replace a file
-            if self.filesystem.get_file_info(new).type != fs.FileType.File:
-                raise
-            self.filesystem.delete_file(new)
-            self.filesystem.move(old, new)
-
-    def remove(self, path: str) -> None:
-        """Delete a file, if it exists."""
-        if self.filesystem.get_file_info(path).type == fs.FileType.File:
-            self.filesystem.delete_file(path)
-
-    def sync(self, path: str) -> None:
-        """Sync a file, or the entries of a directory, to the local disk; object stores need no sync."""
-        if not isinstance(self.filesystem, fs.LocalFileSystem):
-            return
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-    def check(self) -> None:
-        """Raise OSError if it shows before the first file that the directory cannot be written to."""
-        if self.is_object_store:
-            self.filesystem.get_file_info(self.root)
-            return
-        self.filesystem.create_dir(self.root, recursive=True)
-        if isinstance(self.filesystem, fs.LocalFileSystem) and not os.access(self.root, os.W_OK):
-            raise PermissionError("permission denied")
-
     def schema(self) -> pa.Schema | None:
         """Return the columns of any existing file; None without files."""
         found = self._any_file(self.root)
@@ -290,12 +200,6 @@ def _without_empty(column: Any) -> Any:
     return pc.if_else(pc.equal(column, pa.scalar("")), pa.scalar(None, pa.string()), column)
 
 
-def _fsspec_of(filesystem: fs.FileSystem) -> Any:
-    """Return the file system of fsspec behind one of pyarrow; None if there is none."""
-    handler = getattr(filesystem, "handler", None)
-    return handler.fs if isinstance(handler, fs.FSSpecHandler) else None
-
-
 def open_directory(
     path: str,
     *,
@@ -313,39 +217,5 @@ def open_directory(
     Raises:
         StrategyError: no file system can be opened.
     """
-    try:
-        opened, root = _open(path, filesystem)
-    # ArrowInvalid is a ValueError; a client that fsspec needs is not installed: ImportError
-    except (OSError, ValueError, NotImplementedError, ImportError) as error:
-        raise StrategyError(
-            f"{without_secrets(path)} cannot be written from here: {error}"
-        ) from error
-    return Directory(opened, root.rstrip("/") or "/", tuple(partition_by), compression)
-
-
-def _open(path: str, filesystem: Any) -> tuple[fs.FileSystem, str]:
-    if isinstance(filesystem, fs.FileSystem):
-        return filesystem, path
-    if filesystem is not None:
-        return _wrapped(filesystem), path
-    if not _URI.match(path):
-        return fs.LocalFileSystem(), str(Path(path).expanduser().absolute())
-    try:
-        return fs.FileSystem.from_uri(_S3.sub("s3:", path))
-    except pa.ArrowInvalid as error:
-        if importlib.util.find_spec("fsspec") is None:
-            raise ValueError(f"{error}; fsspec may know it: {install_command('fsspec')}") from error
-    import fsspec
-
-    opened, root = fsspec.core.url_to_fs(path)
-    return _wrapped(opened), root
-
-
-def _wrapped(filesystem: Any) -> fs.FileSystem:
-    handler: Any = fs.FSSpecHandler  # the stubs call it abstract
-    return fs.PyFileSystem(handler(filesystem))
-
-
-def without_secrets(url: str) -> str:
-    """Return a URL without its user, password and query, for messages."""
-    return re.sub(r"://[^@/]*@", "://", url).partition("?")[0]
+    opened = open_storage(path, filesystem)
+    return Directory(opened.filesystem, opened.root, tuple(partition_by), compression)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ...errors import StrategyError, reason_of
 from ...reducers.reducer import Retry
+from ...service.storage import without_secrets
 from ...service.threads import run_in_thread
 from ..ranges import RangeWriter
 from .columns import DestinationColumns
@@ -19,7 +20,6 @@ from .files import (
     DEFAULT_MAX_ROWS,
     Compression,
     open_directory,
-    without_secrets,
 )
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ...config.secrets import read_secret
 from ...errors import SinkError, StrategyError
+from ...service.storage import without_secrets
 from ..answers import of_postgres
-from ..parquet.files import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

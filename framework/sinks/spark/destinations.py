@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from ...errors import StrategyError
+from ...service.storage import HIDDEN
 from ..parquet.columns import DestinationColumns
-from ..parquet.files import HIDDEN, open_directory
+from ..parquet.files import open_directory
 from .types import stored_type
 
 if TYPE_CHECKING:

@@ -16,9 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import KmrError, SinkError, reason_of
+from ...memory.window import Window
 from ...reducers.flushing import Buffer, attempt_flush, retry_flush
 from ...reducers.reducer import Retry, close_all
 from ...reducers.sink import Write, capabilities_of
+from ...service.threads import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ...record import Rows
     from ...reducers.flushing import FlushOutcome, FlushReason
     from ...reducers.reducer import Context, Reducer
+    from .task_memory import OpenWindows
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Chain:
         self._buffers = [Buffer(_spawn(reducer)) for reducer in reducers.values()]
         self._outcome = ChainResult()
         self._write = Write()
+        self._windows: OpenWindows | None = None
 
     async def open(self, context: Context) -> None:
         """Connect all reducers. Raises StrategyError if the strategy does not fit a sink."""
@@ -79,19 +83,25 @@ class Chain:
         await close_all(buffer.reducer.close for buffer in self._buffers)
 
     async def deliver(
-        self, chunk: Iterable[Rows], reason: FlushReason, *, replayed: bool = False
+        self,
+        chunk: Iterable[Rows],
+        reason: FlushReason,
+        *,
+        replayed: bool = False,
+        windows: OpenWindows | None = None,
     ) -> ChainResult:
         """Take rows through all reducers.
 
         Args:
             reason: why the chunk ends here.
             replayed: an earlier attempt may have written these rows.
+            windows: the open windows of the partition, if a `Window` is among the reducers.
 
         Raises:
             KmrError: a reducer's error, when `on_error` is `stop` or a retry cannot succeed.
         """
         self._outcome = ChainResult()
-        self._write = Write(repeated=replayed)
+        self._write, self._windows = Write(repeated=replayed), windows
         try:
             for rows in chunk:
                 await self._feed(0, rows)
@@ -108,11 +118,22 @@ class Chain:
         if stage == len(self._buffers):
             self._outcome.out.append(rows)
             return
+        if isinstance(self._buffers[stage].reducer, Window):
+            await self._take(stage, rows)
+            return
         rest: Rows | None = rows
         while rest is not None:
             rest, reason = self._buffers[stage].add(rest)
             if reason is not None:
                 await self._flush(stage, reason)
+
+    async def _take(self, stage: int, rows: Rows) -> None:
+        """Add rows to the open windows; pass on the rows of those that close."""
+        assert self._windows is not None  # noqa: S101  a strategy with a window has them
+        closed, failed = await run_in_thread(self._windows.take, rows, self._stages[stage])
+        self._outcome.failed += failed
+        if closed is not None:
+            await self._feed(stage + 1, closed)
 
     async def _flush(self, stage: int, reason: FlushReason) -> None:
         buffer, name = self._buffers[stage], self._stages[stage]

@@ -71,6 +71,12 @@ def _require(checkpoint: str, found: int, wanted: int | None) -> int:
     return found
 
 
+def checkpoint_uri(session: SparkSession, checkpoint: str) -> str:
+    """Return the URI of a checkpoint that Spark may know by a relative path."""
+    files, path = _hadoop(session, checkpoint)
+    return str(files.makeQualified(path).toString())
+
+
 def newest_logged(session: SparkSession, checkpoint: str) -> int:
     """Return the newest micro-batch that has begun, -1 before the first.
 

@@ -13,6 +13,8 @@ from ... import errors
 from ...delivery.failures import ErrorPort, LimitWindow
 from ...delivery.ranges import merge_ranges
 from ...errors import KmrError, SinkError
+from ...memory.distinct import STAGE as DISTINCT_STAGE
+from ...memory.window import Window
 from ...record import Range, Rows
 from ...reducers.collect import one_table
 from ...service.threads import background_loop
@@ -61,7 +63,9 @@ class DriverReducers:
         self._metrics = metrics
         self._reread = reread
         self._placement = place_reducers(strategy.stages)
-        self._stages = [MAP_STAGE, *strategy.stages]
+        self._stages = [MAP_STAGE, DISTINCT_STAGE, *strategy.stages]
+        windows = [name for name, each in strategy.stages.items() if isinstance(each, Window)]
+        self._window = next(iter(windows), "")
         self._reducers = Chain({})
         self._errors: Chain | None = None
         self._inbox: Any = None
@@ -154,7 +158,7 @@ class DriverReducers:
             await self._divert(rows, rows.table.column("stage")[0].as_py())
 
     async def _divert(self, rows: Rows, stage: str) -> None:
-        await self._port.send(rows, stage)
+        await self._port.send(rows, stage, is_limited=stage != DISTINCT_STAGE)
         while self._errors is not None and self._inbox.statistics().current_buffer_used:
             rows = self._inbox.receive_nowait()
             outcome = await self._errors.deliver([rows], "trigger", replayed=self._replayed)
@@ -174,6 +178,10 @@ class DriverReducers:
         metrics.settled.labels(report.topic).inc(max(0, report.last - report.first + 1))
         metrics.map_seconds.observe(report.map_seconds)
         metrics.map_retries.inc(report.map_retries)
+        for result, rows in report.distinct.items():
+            metrics.distinct_rows.labels(result).inc(rows)
+        for outcome, rows in report.late.items():
+            metrics.count_late(self._window, outcome, rows)
         if report.max_timestamp_ms >= 0:
             metrics.latency.observe(max(0.0, time.time() - report.max_timestamp_ms / 1000))
         self._observe(report)

@@ -35,12 +35,19 @@ from ..offsets import read_offsets
 from ..reader import read_range
 from ..session import explain_error, is_slow_start, silence_spark
 from ..shipping import ship_modules
-from .checkpoint import CheckpointGeneration, keep_group, newest_logged, read_generation
+from .checkpoint import (
+    CheckpointGeneration,
+    checkpoint_uri,
+    keep_group,
+    newest_logged,
+    read_generation,
+)
 from .driver import DriverReducers
 from .engine_settings import source_settings
 from .progress import MicroBatchGate, ProgressListener, source_end
 from .strategy_source import TaskPlan, strategy_source
 from .task import warm_up
+from .task_memory import memory_files, remembers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +107,11 @@ class SparkEngine:
         for topic in settings.topics:
             strategy.of_topic(topic)
         strategy.refuse_loop(self._subscription, settings.bootstrap_servers)
+        if engine.min_partitions is not None and remembers(strategy):
+            raise SettingsError(
+                "--min-partitions: the strategy has Distinct or a Window, so each partition has one task, "
+                "which reads its records in order; leave it out"
+            )
         self._strategy = strategy
         self._settings = settings
         self._engine = engine
@@ -279,7 +291,12 @@ class SparkEngine:
             )
         wanted = None if bounds is None else bounds.generation
         self._generation.value = read_generation(session, checkpoint, wanted)
-        plan = TaskPlan.of(self._strategy, self._context, logged=self._logged)
+        plan = TaskPlan.of(
+            self._strategy,
+            self._context,
+            logged=self._logged,
+            checkpoint=self._begin_memory(session),
+        )
         self._warm_ups.callback(warm_up(session, plan, self._source.client))
         try:
             writer: Any = self._frame(session, plan).writeStream.foreachBatch(self._micro_batch)
@@ -290,6 +307,14 @@ class SparkEngine:
         except Exception as error:
             raise explain_error(error) from error
         return query
+
+    def _begin_memory(self, session: SparkSession) -> str | None:
+        """Make the directory of what the strategy remembers; return the checkpoint's URI, or None."""
+        if not remembers(self._strategy):
+            return None
+        uri = checkpoint_uri(session, self._engine.checkpoint)
+        memory_files(self._strategy, uri).begin()
+        return uri
 
     def _frame(self, session: SparkSession, plan: TaskPlan) -> DataFrame:
         session.dataSource.register(strategy_source(_FORMAT, plan, self._source))

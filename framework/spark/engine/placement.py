@@ -15,9 +15,10 @@ module knows none of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ...errors import StrategyError
+from ...memory.window import Window
 from ...reducers.aggregate import Aggregate
 from ...reducers.sink import Sink, capabilities_of
 from ...strategy import ERROR_STAGE
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
     from ...reducers.reducer import Reducer
     from ...strategy import Strategy
+
+
+_MEMORY: Final = (
+    "one task for each partition; its memory is a file in the checkpoint for each micro-batch, and one that "
+    "is repeated begins with the same"
+)
 
 
 class Placement(NamedTuple):
@@ -94,13 +101,8 @@ def _of_strategy(strategy: Strategy) -> Iterator[PlacementNote]:
             "error",
             "tables= are kept up to date only in a worker; run one, or join in Spark before",
         )
-    if strategy.distincts:
-        yield PlacementNote(
-            "strategy",
-            "error",
-            "Distinct remembers records from one micro-batch to the next only in a worker; run one, or drop "
-            "duplicates in the table",
-        )
+    for branch, distinct in strategy.distincts.items():
+        yield PlacementNote("strategy", "guarantee", f"{branch} {distinct}: {_MEMORY}".strip())
     for stage, writer in strategy.writers.items():
         if capabilities_of(writer).in_order:
             yield PlacementNote(
@@ -111,11 +113,7 @@ def _of_strategy(strategy: Strategy) -> Iterator[PlacementNote]:
                 "run a worker",
             )
     if strategy.window is not None:
-        yield PlacementNote(
-            "strategy",
-            "error",
-            "a Window stays open from one micro-batch to the next only in a worker; run one (kmr run)",
-        )
+        yield from _of_window(strategy.window)
     if strategy.is_transactional:
         name = type(strategy.reducers[-1]).__name__
         yield PlacementNote(
@@ -126,10 +124,23 @@ def _of_strategy(strategy: Strategy) -> Iterator[PlacementNote]:
         )
 
 
+def _of_window(window: Window) -> Iterator[PlacementNote]:
+    yield PlacementNote("strategy", "guarantee", f"Window {window.definition}: {_MEMORY}")
+    if window.idle is not None:
+        yield PlacementNote(
+            "strategy",
+            "error",
+            "Window(idle=...) closes windows by the wall clock, and Spark runs no task for a partition "
+            "without records; leave idle out: windows stay open until the next record. Or run a worker",
+        )
+
+
 def _of_reducers(strategy: Strategy) -> Iterator[PlacementNote]:
     placement = place_reducers(strategy.stages)
     for stage, reducer in strategy.stages.items():
         name = type(reducer).__name__
+        if isinstance(reducer, Window):
+            continue
         if isinstance(reducer, Sink) or reducer is strategy.reducers[-1]:
             yield PlacementNote(stage, "guarantee", f"{name}: {capabilities_of(reducer).on_spark}")
         if difference := _difference(reducer, in_task=stage in placement.tasks):
@@ -160,7 +171,7 @@ def _difference(reducer: Reducer, *, in_task: bool) -> str:
 def _of_flushes(placement: Placement) -> Iterator[PlacementNote]:
     """Say when the first stage of the tasks flushes, and that the driver's first stage holds all rows."""
     for stage, first in list(placement.tasks.items())[:1]:
-        if not isinstance(first, PartialAggregate):
+        if not isinstance(first, PartialAggregate | Window):
             limits = (
                 "" if capabilities_of(first).names_ranges else ", and at max_rows and max_bytes"
             )

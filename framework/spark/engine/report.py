@@ -112,6 +112,8 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
         max_timestamp_ms: the timestamp of the newest record, -1 without records.
         map_seconds: the time spent in the map function.
         map_retries: the number of its calls that were repeated.
+        distinct: the rows that `Distinct` looked at, by result.
+        late: the late rows of windows, by what happened to them.
         error: class and message of the KmrError that stopped the task.
     """
 
@@ -125,6 +127,8 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
     max_timestamp_ms: int = -1
     map_seconds: float = 0.0
     map_retries: int = 0
+    distinct: dict[str, int] = {}
+    late: dict[str, int] = {}
     error: tuple[str, str] | None = None
 
 

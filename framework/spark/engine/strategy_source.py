@@ -42,16 +42,25 @@ class TaskPlan:
     Attributes:
         logged: the newest micro-batch that the checkpoint had when the query started, -1 without one; an
             earlier query may have written the rows of it.
+        checkpoint: its URI, of a strategy that remembers records there; else None.
     """
 
     payload: bytes
     logged: int = -1
+    checkpoint: str | None = None
 
     @classmethod
-    def of(cls, strategy: Strategy, context: Context, *, logged: int = -1) -> TaskPlan:
+    def of(
+        cls,
+        strategy: Strategy,
+        context: Context,
+        *,
+        logged: int = -1,
+        checkpoint: str | None = None,
+    ) -> TaskPlan:
         """Pickle definitions from `__main__` by value, everything else by name."""
         payload: bytes = cloudpickle.dumps((strategy, context))  # type: ignore[no-untyped-call]
-        return cls(payload, logged)
+        return cls(payload, logged, checkpoint)
 
 
 def strategy_source(name: str, plan: TaskPlan, settings: SourceSettings) -> type[DataSource]:

@@ -26,6 +26,7 @@ from ...formats import batch_decoder
 from ...mapping.branching import join
 from ...mapping.functions import apply, apply_async
 from ...mapping.resources import OpenResources
+from ...memory.distinct import STAGE as DISTINCT_STAGE
 from ...record import Range, Rows
 from ...service.process import freeze_modules, keep_freed_memory
 from ...service.threads import background_loop
@@ -36,6 +37,7 @@ from .chain import Chain, ChainResult
 from .chunks import cut_chunks
 from .placement import place_reducers
 from .report import TaskReport, failure_rows, gathered_rows, report_row
+from .task_memory import TaskMemory, memory_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ...mapping.functions import MapSpec
+    from ...mapping.results import Failure
     from ...record import Batch
     from ...reducers.reducer import Context
     from ...strategy import Strategy
@@ -149,10 +152,14 @@ def run_task(
     exception goes to Spark, which runs the task again.
     """
     report = TaskReport(wanted.topic, wanted.partition, wanted.first, wanted.first - 1)
-    work = _Work(report, schema)
     replayed = _is_replayed(plan)
     try:
         opened = _open_plan(plan.payload)
+        memory = None
+        if plan.checkpoint is not None:
+            files = memory_files(opened.strategy, plan.checkpoint)
+            memory = TaskMemory(opened.strategy, files, wanted)
+        work = _Work(report, schema, memory)
         chain, gathers = opened.chain, opened.gathers
         function, spec = opened.map_of(wanted.topic)
         writing: Future[ChainResult] | None = None
@@ -163,11 +170,15 @@ def run_task(
                     yield from work.take_result(writing.result(), gathers=gathers)
                     writing = None
                 if rows is not None:
-                    writing = _start(chain.deliver([rows], chunk.end, replayed=replayed))
+                    windows = None if memory is None else memory.windows
+                    writing = _start(
+                        chain.deliver([rows], chunk.end, replayed=replayed, windows=windows)
+                    )
                 for failures in failed:
                     yield from failure_rows(failures, schema)
             if writing is not None:
                 yield from work.take_result(writing.result(), gathers=gathers)
+            work.end()
         except BaseException:
             if writing is not None:
                 writing.cancel()
@@ -183,11 +194,13 @@ class _Work:
 
     Args:
         schema: the rows for the driver.
+        memory: what the strategy remembers of the partition; None if it remembers nothing.
     """
 
-    def __init__(self, report: TaskReport, schema: pa.Schema) -> None:
+    def __init__(self, report: TaskReport, schema: pa.Schema, memory: TaskMemory | None) -> None:
         self._report = report
         self._schema = schema
+        self._memory = memory
 
     def map(
         self, function: Callable[..., Any] | None, spec: MapSpec, chunk: Chunk
@@ -196,16 +209,20 @@ class _Work:
         report = self._report
         report.last = chunk.last
         parts = []
+        letters: dict[Batch, tuple[Failure, ...]] = {}
         for batch in chunk.batches:
             begun = time.monotonic()
             if spec.is_async and function is not None:
-                parts.append(_start(apply_async(function, batch.records, spec)).result())
+                part = _start(apply_async(function, batch.records, spec)).result()
             else:
-                parts.append(apply(function, batch.records, spec))
+                part = apply(function, batch.records, spec)
             report.map_seconds += time.monotonic() - begun
             report.records += len(batch.records)
             report.max_timestamp_ms = max(report.max_timestamp_ms, batch.max_timestamp_ms)
-        report.map_retries += sum(part.retries for part in parts)
+            report.map_retries += part.retries
+            if self._memory is not None:
+                part, letters[batch] = self._memory.distinguish(batch, part)
+            parts.append(part)
         mapped = join(parts)
         failed = []
         for batch in chunk.batches:
@@ -215,11 +232,21 @@ class _Work:
             if begin < end:
                 failures = mapped.failures[begin:end]
                 failed.append(failed_records(batch, failures, MAP_STAGE, 0))
+            if found := letters.get(batch):
+                failed.append(failed_records(batch, found, DISTINCT_STAGE, 0))
         if mapped.table is None:
             return None, failed
         whole = Range(report.topic, report.partition, chunk.first, chunk.last)
         ranges = subtract_ranges([whole], (r for rows in failed for r in rows.ranges))
         return Rows(mapped.table, ranges, mapped.offsets, chunk.batches), failed
+
+    def end(self) -> None:
+        """Write what is remembered: everything of the task is written."""
+        if (memory := self._memory) is not None:
+            memory.save()
+            self._report.distinct = dict(memory.counts)
+            if memory.windows is not None:
+                self._report.late = dict(memory.windows.late)
 
     def take_result(self, result: ChainResult, *, gathers: bool) -> Iterator[pa.RecordBatch]:
         """Count what the reducers did with a chunk; yield the rows for the driver."""

@@ -18,7 +18,6 @@ from kmr.delivery.announcement import look_back_of
 from kmr.errors import KmrError, StrategyError
 from kmr.kafka.consumer import CommitOffset
 from kmr.settings import FetchSettings, Settings
-from kmr.spark.engine.placement import require_runnable
 from kmr.testing import (
     Journal,
     MemoryConsumer,
@@ -337,8 +336,3 @@ def test_validate_and_graph_show_it() -> None:
     assert outline.distinct == (shown,)
     assert f"distinct    {shown}" in _lines(outline)
     assert shown in draw(outline, "text")
-
-
-def test_spark_refuses_it() -> None:
-    with pytest.raises(StrategyError, match="only in a worker"):
-        require_runnable(Strategy(map=identify, reduce=chain(Journal())))

@@ -14,7 +14,6 @@ from kmr.kafka.consumer import CommitOffset
 from kmr.record import Range, Record, Rows
 from kmr.sinks import ClickHouseWriter, KafkaWriter
 from kmr.sinks.planning import plan_ranges
-from kmr.spark.engine.placement import require_runnable
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
 from tests.framework.workers import P0, committed, put, running
 
@@ -92,11 +91,6 @@ def test_a_strategy_refuses_a_window_where_it_cannot_be(
 ) -> None:
     with pytest.raises(StrategyError, match=message):
         Strategy(map=parse, reduce=reduce, **more)
-
-
-def test_spark_refuses_a_window() -> None:
-    with pytest.raises(StrategyError, match=r"a Window stays open .* only in a worker"):
-        require_runnable(Strategy(map=parse, reduce=[window(), ClickHouseWriter("t")]))
 
 
 def test_the_metadata_says_what_is_closed_and_an_announcement_what_was_before() -> None:

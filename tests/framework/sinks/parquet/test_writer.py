@@ -112,7 +112,7 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
         writer = await opened(target, context, partition_by=partition_by)
         killed = False
         with monkeypatch.context() as patch:
-            for name in ("sync", "rename", "_put"):
+            for name in ("sync", "rename", "put"):
                 patch.setattr(Directory, name, step(getattr(Directory, name)))
             patch.setattr(Directory, "remove", lambda *_: None)
             patch.setattr(pq, "write_table", step(pq.write_table))

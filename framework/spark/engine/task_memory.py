@@ -1,0 +1,142 @@
+"""What a strategy remembers of a partition, during one task: duplicates, and open windows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ...memory.distinct_memory import PartitionMemory
+from ...memory.window_letters import letters_of, split_late
+from ...memory.window_state import WindowState
+from ...record import Rows
+from .memory_files import MemoryFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+    from ...mapping.results import Failure, MapResult
+    from ...memory.window import Window
+    from ...record import Batch, Range
+    from ...strategy import Strategy
+
+_DISTINCT, _WINDOW = "distinct", "window"
+
+
+def remembers(strategy: Strategy) -> bool:
+    """Return whether a strategy remembers records from one micro-batch to the next."""
+    return bool(strategy.distincts) or strategy.window is not None
+
+
+def memory_files(strategy: Strategy, checkpoint: str) -> MemoryFiles:
+    """Return the files of what a strategy remembers. Raises StrategyError if they cannot be opened."""
+    rules = [
+        f"{branch} Distinct of {', '.join(each.key)} by {each.time or 'timestamp'}".strip()
+        for branch, each in strategy.distincts.items()
+    ]
+    if (window := strategy.window) is not None:
+        columns = ", ".join(f"{name} = {f} of {s}" for name, (s, f) in window.columns.items())
+        rules.append(f"Window {window.definition} by {', '.join(window.by)}: {columns}")
+    return MemoryFiles(checkpoint, "; ".join(rules))
+
+
+class OpenWindows:
+    """The open windows of a partition: rows go in, those of windows that close come out.
+
+    Attributes:
+        late: the number of late rows, by what happened to them.
+    """
+
+    def __init__(self, window: Window, wanted: Range) -> None:
+        self._window = window
+        self.state = WindowState(window, partition=wanted.topic_partition)
+        self.late: Counter[str] = Counter()
+
+    def take(self, rows: Rows, stage: str) -> tuple[Rows | None, list[Rows]]:
+        """Add rows; return those of the windows that close, and the records that failed.
+
+        The rows that come out have all ranges of those that went in, and no records: they are named after
+        these offsets, whichever of them failed, and a sink that refuses one of them stops the query.
+
+        Raises:
+            StrategyError: the rows do not fit the window.
+        """
+        state, window = self.state, self._window
+        taken = state.take(rows)
+        dropped, letters = split_late(window, rows, taken.late)
+        self.late.update({"dropped": int(dropped.sum()), "dead-letter": int(letters.sum())})
+        failed = letters_of(rows, taken.invalid, window.invalid_reason, stage)
+        failed += letters_of(rows, letters, window.late_reason, stage)
+        closed_from, level = state.closed_to, state.level
+        if not state.can_close(level):
+            return None, failed
+        return Rows(state.close(level), rows.ranges, closes=(closed_from, level)), failed
+
+
+class TaskMemory:
+    """What a strategy remembers of the partition of one task: read at its begin, written at its end.
+
+    Args:
+        wanted: the offsets of the task, which are all of the partition in the micro-batch.
+
+    Attributes:
+        windows: the open windows; None if the strategy has no `Window`.
+        counts: rows that `Distinct` looked at, by result as in the metric.
+
+    Raises:
+        SettingsError: the memory of the last micro-batch is missing, or of another strategy.
+    """
+
+    def __init__(self, strategy: Strategy, files: MemoryFiles, wanted: Range) -> None:
+        self._files, self._wanted = files, wanted
+        self._distinct: PartitionMemory | None = None
+        if strategy.distincts:
+            self._distinct = PartitionMemory(strategy.distincts, wanted.topic_partition, None)
+        self.windows = None if strategy.window is None else OpenWindows(strategy.window, wanted)
+        self.counts: Counter[str] = Counter()
+        tables = files.read(wanted.topic_partition, wanted.first)
+        if tables:
+            self._restore(tables)
+
+    def _restore(self, tables: Mapping[str, pa.Table]) -> None:
+        if self._distinct is not None:
+            self._distinct.restore(_without(_DISTINCT, tables))
+        if self.windows is not None:
+            self.windows.state.restore(_without(_WINDOW, tables))
+
+    def distinguish(self, batch: Batch, mapped: MapResult) -> tuple[MapResult, tuple[Failure, ...]]:
+        """Return the rows without duplicates, and the records for `reduce_err`.
+
+        Raises:
+            StrategyError: a column is missing, or of a type that is not allowed.
+        """
+        if self._distinct is None:
+            return mapped, ()
+        found = self._distinct.note(batch, mapped)
+        counts = {
+            "passed": found.passed,
+            "duplicate": found.duplicates,
+            "without_key": found.without_key,
+        }
+        self.counts.update(counts)
+        return found.mapped, found.letters
+
+    def save(self) -> None:
+        """Write the memory for the next micro-batch, and remove what only earlier ones needed."""
+        tables: dict[str, pa.Table] = {}
+        if self._distinct is not None:
+            tables |= {f"{_DISTINCT} {name}": t for name, t in self._distinct.saved().items()}
+        if self.windows is not None:
+            tables |= {f"{_WINDOW} {name}": t for name, t in self.windows.state.saved().items()}
+        partition = self._wanted.topic_partition
+        self._files.write(partition, self._wanted.last + 1, tables)
+        self._files.remove_before(partition, self._wanted.first)
+
+
+def _without(prefix: str, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """Return the tables whose names begin with a word, by the rest of their names."""
+    return {
+        rest: table for name, table in tables.items() for word, _, rest in [name.partition(" ")]
+        if word == prefix
+    }  # fmt: skip
