@@ -33,6 +33,7 @@ _log = structlog.get_logger(__name__)
 _NO_TIME: Final = -(2**62)
 _TIME: Final = b"event_time"  # in the metadata of a saved memory
 _MARKS: Final = 64  # of the event time, within a `within`
+_MOST_MARKS: Final = 4096
 _SAMPLE_EVERY: Final = 60.0  # seconds
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -42,6 +43,8 @@ class Marks:
 
     A row is remembered while the event time goes on by less than `within`. It never goes back, so what is
     remembered at an offset are the rows from some earlier offset on: nothing below it has to be read again.
+    Open windows hold the committed offset back for longer than `within`: then fewer marks are kept of that
+    time, and a start reads a little more.
     """
 
     def __init__(self, within: int) -> None:
@@ -54,6 +57,8 @@ class Marks:
         if not self._offsets or time - self._times[-1] >= self._within // _MARKS:
             self._offsets.append(offset)
             self._times.append(time)
+            if len(self._offsets) > _MOST_MARKS:
+                del self._offsets[1:-1:2], self._times[1:-1:2]
 
     def look_back(self, offset: int) -> int | None:
         """Return where a memory has to begin that is complete before an offset; None: nothing was read.

@@ -23,11 +23,6 @@ def check_windows(strategy: Strategy) -> None:
     window, reducers = strategy.window, strategy.reducers
     if window is None:
         return
-    if strategy.distincts:
-        raise StrategyError(
-            "reduce=: a Window cannot follow a Distinct yet: what open windows hold back is longer than what "
-            "Distinct looks back; take the duplicates out in a strategy of their own, which writes to a topic"
-        )
     sink = reducers[-1]
     at = next(number for number, each in enumerate(reducers) if each is window)
     if at != len(reducers) - 2 or not isinstance(sink, Sink):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -119,6 +120,25 @@ def test_runs_that_begin_anywhere_decide_as_one_run_does(
         rest = [row for row in rows if row[0] >= committed]
         passed = remember(memory, rest, [cut + 2 for cut in cuts], by_column=by_column)
         assert passed == {offset for offset in expected if offset >= committed}
+
+
+@given(logs, st.integers(0, 80))
+@settings(max_examples=examples(200), deadline=None)
+def test_an_offset_that_windows_hold_back_is_decided_the_same_with_few_marks(
+    log: list[tuple[int, int | None, int | None]], restart: int
+) -> None:
+    rows = rows_of(log, by_column=True)
+    committed = rows[restart % len(rows)][0]
+    with patch("kmr.memory.distinct_memory._MOST_MARKS", 4):
+        before = memory_of(rows[0][0], by_column=True)
+        remember(before, rows, list(range(80)), by_column=True)
+        back = before.look_back(committed)
+    assert back is not None
+    memory = memory_of(back.offset, by_column=True)
+    remember(memory, [row for row in rows if back.offset <= row[0] < committed], [], by_column=True)
+    rest = [row for row in rows if row[0] >= committed]
+    expected = {offset for offset in model(rows) if offset >= committed}
+    assert remember(memory, rest, [], by_column=True) == expected
 
 
 def test_a_start_reads_little_more_than_the_time_again() -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmr import Strategy, Window, map_record
+from kmr import Distinct, Strategy, Window, map_record
 from kmr.record import Record, TopicPartition
 from kmr.service.threads import without_threads
 from kmr.settings import Settings
@@ -38,25 +38,23 @@ if TYPE_CHECKING:
 
 P0 = TopicPartition("t", 0)
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-LENGTH, LATENESS = 10, 4
+LENGTH, LATENESS, WITHIN = 10, 4, 30
 
 Key = tuple[int, str]
 Rows = Counter[tuple[int, str, int, tuple[int, ...]]]
 
-# Seconds of event time and a group; out of order, and late. None fails in the map, -1 makes no row.
-values = st.one_of(
-    st.tuples(st.integers(0, 60), st.sampled_from("ab")),
-    st.tuples(st.integers(0, 60), st.sampled_from("ab")),
-    st.sampled_from([None, -1]),
-)
+# Seconds after the event before it, a group and a key. None fails in the map, -1 makes no row.
+steps = st.one_of(st.integers(0, 6), st.integers(0, 6), st.integers(-12, 12))
+events = st.tuples(steps, st.sampled_from("ab"), st.integers(0, 9))
+values = st.one_of(events, events, st.sampled_from([None, -1]))
 runs = st.lists(
     st.tuples(
-        st.lists(st.lists(values, min_size=1, max_size=6), max_size=4),
+        st.lists(st.lists(values, min_size=2, max_size=8), min_size=1, max_size=4),
         st.sampled_from(
             ["drain", "kill", "kill before a write", "kill after a write", "rebalance"]
         ),
     ),
-    min_size=1,
+    min_size=2,
     max_size=6,
 )
 
@@ -67,14 +65,29 @@ def parse(record: Record) -> dict[str, Any] | None:
         raise ValueError("fails")
     if record.value is None or record.value == b"skip":
         return None
-    second, group = record.value.decode().split()
-    return {"ts": BEGIN + timedelta(seconds=int(second)), "g": group, "o": record.offset}
+    second, group, key = record.value.decode().split()
+    time = BEGIN + timedelta(seconds=int(second))
+    return {"ts": time, "g": group, "k": key, "o": record.offset}
 
 
 def encode(value: Any) -> bytes:
     if value is None:
         return b"fails"
-    return b"skip" if value == -1 else f"{value[0]} {value[1]}".encode()
+    return b"skip" if value == -1 else " ".join(map(str, value)).encode()
+
+
+def passing(log: list[Any]) -> list[Any]:
+    """Return the log with -1 in place of duplicates."""
+    last: dict[int, int] = {}
+    now, passed = -(10**9), []
+    for value in log:
+        is_new = not isinstance(value, tuple)
+        if isinstance(value, tuple):
+            now = max(now, value[0])
+            is_new = now - last.get(value[2], -(10**9)) >= WITHIN
+            last[value[2]] = now
+        passed.append(value if is_new else -1)
+    return passed
 
 
 def model(log: list[Any], every: int) -> Rows:
@@ -83,7 +96,7 @@ def model(log: list[Any], every: int) -> Rows:
     level = -(10**9)
     for offset, value in enumerate(log):
         if isinstance(value, tuple):
-            second, group = value
+            second, group, _ = value
             for start in range(second // every * every, second - LENGTH, -every):
                 if start + LENGTH > level:
                     windows[start, group].append(offset)
@@ -138,7 +151,7 @@ class TableWriter(RangeWriter):
         return {}
 
 
-def strategy_of(table: Table, letters: Journal, every: int) -> Strategy:
+def strategy_of(table: Table, letters: Journal, every: int, *, distinct: bool) -> Strategy:
     window = Window(
         LENGTH,
         time="ts",
@@ -151,26 +164,30 @@ def strategy_of(table: Table, letters: Journal, every: int) -> Strategy:
     )
     return Strategy(
         map=parse,
-        reduce=[window, TableWriter(table)],
+        reduce=[
+            *([Distinct("k", WITHIN, time="ts")] if distinct else []),
+            window,
+            TableWriter(table),
+        ],
         reduce_err=MemoryWriter(letters, max_age=0.1),
         err_limit=None,
     )
 
 
 async def run_all(
-    schedule: list[tuple[list[list[Any]], str]], every: int
+    schedule: list[tuple[list[list[Any]], str]], every: int, *, distinct: bool
 ) -> tuple[Rows, Counter[int], list[Any]]:
     table, letters = Table(), Journal()
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     clock = VirtualClock(loop)
-    consumer, log = MemoryConsumer(), list[Any]()
+    consumer, log, second = MemoryConsumer(), list[Any](), 0
     for batches, end in [*schedule, ([], "drain")]:
         before, consumer = consumer, MemoryConsumer()
         consumer.log, consumer._committed = before.log, before._committed
         table.dies, table.dead = end, anyio.Event()
         worker = Worker(
-            strategy_of(table, letters, every),
+            strategy_of(table, letters, every, distinct=distinct),
             Settings(topics=("t",), group="g", executor="inline", commit_interval=1.0),
             consumer=consumer,
         )
@@ -178,7 +195,11 @@ async def run_all(
             tasks.start_soon(worker.run)
             await consumer.started.wait()
             await consumer.rebalance([P0])
-            for batch in batches:
+            for steps in batches:
+                batch = list[Any]()
+                for value in steps:
+                    second = max(0, second + (value[0] if isinstance(value, tuple) else 0))
+                    batch.append((second, *value[1:]) if isinstance(value, tuple) else value)
                 consumer.put(batch_of("t", 0, len(log), [encode(value) for value in batch]))
                 log += batch
                 await clock.advance(0.3)
@@ -201,11 +222,11 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(runs, st.sampled_from([LENGTH, LENGTH // 2]))
+@given(runs, st.sampled_from([LENGTH, LENGTH // 2]), st.booleans())
 async def test_any_cut_into_runs_gives_each_row_of_a_window_once_and_complete(
-    schedule: list[tuple[list[list[Any]], str]], every: int
+    schedule: list[tuple[list[list[Any]], str]], every: int, distinct: bool
 ) -> None:
     with without_threads():
-        rows, failed, log = await run_all(schedule, every)
-    assert rows == model(log, every)
+        rows, failed, log = await run_all(schedule, every, distinct=distinct)
+    assert rows == model(passing(log) if distinct else log, every)
     assert set(failed) == {offset for offset, value in enumerate(log) if value is None}
