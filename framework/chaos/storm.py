@@ -74,6 +74,11 @@ class Storm:
     between: int = 200
     patience: float = 120.0
 
+    @property
+    def topic_partitions(self) -> list[TopicPartition]:
+        """The partitions of all topics."""
+        return [TopicPartition(topic, at) for topic in self.values for at in range(self.partitions)]
+
 
 @dataclass(frozen=True)
 class StormOutcome:
@@ -219,10 +224,10 @@ class _StrategyUnderTest(SystemUnderTest):
     def __init__(
         self, storm: Storm, strategy: Strategy, directory: Path, record: ProcessRecord
     ) -> None:
-        topics = list(storm.values)
+        partitions = storm.topic_partitions
         self.sinks: dict[str, Delivered] = {}
         for branch, chain in strategy.chains.items():
-            sink = delivered_by(chain[-1], topics)
+            sink = delivered_by(chain[-1], partitions)
             if sink is None:
                 raise StrategyError(
                     f"{type(chain[-1]).__name__}: kmr chaos cannot read what it has written, so it "
@@ -230,7 +235,7 @@ class _StrategyUnderTest(SystemUnderTest):
                     "tries any strategy"
                 )
             self.sinks[branch] = sink
-        self.errors = delivered_by(strategy.reduce_err, topics)
+        self.errors = delivered_by(strategy.reduce_err, partitions)
         self.bootstrap_servers = f"127.0.0.1:{free_port()}"
         self.view = GroupsView(self.bootstrap_servers, [GROUP], record)
         self.load = Load(self.bootstrap_servers, storm.values, storm.partitions, storm.rate, record)

@@ -104,18 +104,18 @@ def chaos(
     with _place(directory) as place:
         if needs_clickhouse([*loaded.writers.values(), loaded.reduce_err]):
             require_extra("embedded", "kmr chaos, for a strategy that writes to ClickHouse,")
+        storm = Storm(strategy, values, seed, workers, partitions, faults, seconds, rate)
         for name, each in values.items():
             console.print(f"{name}: {usable(loaded, name, each)}")
         for stage, writer in loaded.writers.items():
-            if (sink := delivered_by(writer, list(values))) is not None:
+            if (sink := delivered_by(writer, storm.topic_partitions)) is not None:
                 branch = stage.partition(" ")[2]
                 console.print(f"rows{f' of {branch}' if branch else ''}: {sink.place}")
-        errors = delivered_by(loaded.reduce_err, list(values))
+        errors = delivered_by(loaded.reduce_err, storm.topic_partitions)
         if loaded.reduce_err is not None:
             console.print(
                 f"reduce_err: {errors.place if errors else 'not counted, it cannot be read'}"
             )
-        storm = Storm(strategy, values, seed, workers, partitions, faults, seconds, rate)
         console.print(
             f"seed {seed}; {loaded.requested_delivery}; {workers} worker{'' if workers == 1 else 's'}"
         )

@@ -23,10 +23,10 @@ from ..kafka.reading import RecordSelection, read_topic
 from ..peeking import peek
 from ..service.threads import run_in_thread
 from ..sinks.kafka.writer import DeadLetterWriter
-from .tables import NotCounted, OffsetTable, table_of
+from ..sinks.offset_tables import NotCounted, OffsetTable, offset_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -141,22 +141,22 @@ async def audit(settings: Settings, strategy: Strategy, plan: BackfillPlan) -> A
         KmrError: a table or the brokers do not answer, or the map cannot run.
     """
     try:
-        tables = await run_in_thread(_tables, strategy, len({at.topic for at in plan.histories}))
+        tables = await run_in_thread(_tables, strategy, sorted({at.topic for at in plan.histories}))
     except NotCounted as reason:
         return AuditResult(uncounted=str(reason))
     return await _Audit(settings, strategy, plan, tables).run()
 
 
-def _tables(strategy: Strategy, topics: int) -> dict[str, OffsetTable]:
+def _tables(strategy: Strategy, topics: Sequence[str]) -> dict[str, OffsetTable]:
     """Return the tables of the branches. Raises NotCounted."""
     found = {}
     for name, chain in strategy.chains.items():
         made = [type(each).__name__ for each in (*strategy.reducers[:-1], *chain[:-1])]
         if not all(each.keeps_rows for each in (*strategy.reducers[:-1], *chain[:-1])):
             raise NotCounted(f"{', '.join(made)} makes rows that are not of one record")
-        table = found[name] = table_of(chain[-1])
-        if topics > 1 and not getattr(table, "has_topic", True):
-            raise NotCounted("the table has no column topic, and the history is of several topics")
+        table = found[name] = offset_table(chain[-1], topics)
+        if table.doubt:
+            raise NotCounted(table.doubt)
     return found
 
 

@@ -73,6 +73,7 @@ class Executor:
         self._unlimited = anyio.CapacityLimiter(math.inf)
         self._resources: OpenResources | None = None
         self._tables: OpenTables | None = None
+        self.followers: Mapping[str, Follower] = {}
         self._factory: bytes | None = None
         self._opened_in: set[int] = set()
 
@@ -123,11 +124,7 @@ class Executor:
             )
         self._tables = OpenTables(partial(following, tables, config, as_columns=as_columns.pop()))
         await self._tables.open()
-
-    @property
-    def followers(self) -> Mapping[str, Follower]:
-        """The tables that follow a topic, by name."""
-        return {} if self._tables is None else self._tables.followers
+        self.followers = self._tables.value.followers
 
     def _bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         for each in (self._tables, self._resources):

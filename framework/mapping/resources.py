@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
-    from ..lookups.following import Follower
-
 
 class OpenResources:
     """The resources of a strategy in this process, on its event loop.
@@ -22,6 +20,9 @@ class OpenResources:
     One task opens and closes them: some context managers must not be left by another.
 
     Calls: `open`; `bind` any number of times; `close`, also after a failure.
+
+    Attributes:
+        value: what the factory has opened.
     """
 
     what = "resources="
@@ -30,14 +31,14 @@ class OpenResources:
         self._factory = factory
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._value: Any = None
+        self.value: Any = None
 
     async def open(self) -> None:
         """Open the resources. Raises StrategyError if that fails."""
         opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(opened))
         try:
-            self._value = await opened
+            self.value = await opened
         except Exception as error:
             raise StrategyError(f"{self.what} cannot be opened: {reason_of(error)}") from error
         except BaseException:
@@ -56,7 +57,7 @@ class OpenResources:
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the map with its parameter `resources` filled in."""
-        return partial(function, resources=self._value)
+        return partial(function, resources=self.value)
 
     async def close(self) -> None:
         """Close the resources, if they are open. Raises StrategyError if that fails."""
@@ -71,17 +72,12 @@ class OpenTables(OpenResources):
 
     what = "tables="
 
-    @property
-    def followers(self) -> Mapping[str, Follower]:
-        """Those of the tables that follow a topic."""
-        return self._value.followers  # type: ignore[no-any-return]
-
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the map with its parameters that are named as tables filled in.
 
         Raises KmrError if a table cannot be followed any more.
         """
-        return partial(function, **accepted(function, self._value()))
+        return partial(function, **accepted(function, self.value()))
 
 
 def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ AT = TopicPartition("t", 0)
 
 
 async def counted(reducer: Reducer, servers: str = "", topics: tuple[str, ...] = ("t",)) -> Counts:
-    delivered = delivered_by(reducer, topics)
+    delivered = delivered_by(reducer, [TopicPartition(topic, 0) for topic in topics])
     assert delivered is not None
     return await delivered.count(servers)
 
@@ -98,5 +98,5 @@ async def test_rows_in_postgresql_are_counted(postgres_url: str) -> None:
 
 
 def test_nothing_can_be_read_from_a_stream() -> None:
-    assert delivered_by(StreamWriter("stdout"), ["t"]) is None
-    assert delivered_by(None, ["t"]) is None
+    assert delivered_by(StreamWriter("stdout"), [AT]) is None
+    assert delivered_by(None, [AT]) is None

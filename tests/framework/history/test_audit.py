@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import aiokafka
+import psycopg
+import pyarrow.parquet as pq
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import RecordsToDelete
@@ -13,6 +16,9 @@ from kmr.broker.operations.maintenance import compact
 from kmr.kafka.admin import connect_admin
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from tests.framework.history.conftest import Past
 
 
@@ -118,3 +124,68 @@ async def test_a_map_of_several_rows_is_counted_by_what_it_makes(past: Past) -> 
     assert again.code == 1
     assert "399 in the table" in again.out
     assert "1 missing, 0 doubled" in again.out
+
+
+ELSEWHERE = """
+from kmr import Strategy
+from kmr.sinks import DeadLetterWriter, ParquetWriter, PostgresWriter
+
+
+def parse(record):
+    number = int(record.value)
+    if number % 10 == 3:
+        return None
+    return {{"partition": record.partition, "offset": record.offset, "number": number}}
+
+
+strategy = Strategy(map=parse, reduce={sink}, reduce_err=DeadLetterWriter("dead", max_age=0.1))
+"""
+
+
+async def test_rows_in_postgresql_are_counted(past: Past, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute('CREATE TABLE rows (partition int, "offset" bigint, number bigint)')
+    sink = f'PostgresWriter("rows", url="{postgres_url}", max_rows=100, max_age=0.1)'
+    await counted_before_and_after(past, sink, partial(lose_in_postgresql, postgres_url))
+
+
+async def test_rows_in_parquet_files_are_counted(past: Past) -> None:
+    sink = 'ParquetWriter("rows", max_rows=100, max_age=0.1)'
+    await counted_before_and_after(past, sink, lambda: lose_in_files(past.folder / "rows"))
+
+
+async def counted_before_and_after(past: Past, sink: str, lose: Callable[[], None]) -> None:
+    """Losing the row of offset 20 of partition 1, and doubling that of 21, fails the count."""
+    (past.folder / "past.py").write_text(ELSEWHERE.format(sink=sink))
+    await past.send(0, 300)
+    await past.send(1, 200)
+    done = await past.run()
+    assert done.code == 0, done.err
+    counts = "500 offsets of the history: {} in the table, 50 filtered, 5 dead letters, 0 without a record"
+    full, short = counts.format(445), counts.format(443)
+    assert done.out.splitlines()[-2:] == [f"{full}, 0 missing, 0 doubled", "complete"]
+    lose()
+    again = await past.run()
+    assert again.code == 1
+    assert again.out.splitlines()[-4:] == [
+        f"{short}, 1 missing, 1 doubled",
+        "  missing: t-1 offset 20",
+        "  doubled: t-1 offset 21",
+        "NOT complete",
+    ]
+
+
+def lose_in_postgresql(url: str) -> None:
+    at = 'partition = 1 AND "offset"'
+    with psycopg.connect(url, autocommit=True) as connection:
+        assert connection.execute(f"DELETE FROM rows WHERE {at} = 20".encode()).rowcount == 1
+        connection.execute(f"INSERT INTO rows SELECT * FROM rows WHERE {at} = 21".encode())
+
+
+def lose_in_files(directory: Path) -> None:
+    for path in directory.glob("*.parquet"):
+        rows = pq.read_table(path)
+        places = list(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True))
+        if (1, 20) in places:
+            kept = [at for at, place in enumerate(places) if place != (1, 20)]
+            pq.write_table(rows.take([*kept, places.index((1, 21))]), path)
