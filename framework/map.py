@@ -208,8 +208,14 @@ class MapStage:
 
     async def _may_map(self, part: Batch) -> bool:
         """Return True when the map of a part may begin, False when the drain has begun."""
+        tables = self._executor.tables
+        late = [] if tables is None else tables.behind(part)
         while not self._draining:
-            if self._replay_to is None and not self._budget.allows(part):
+            if tables is not None and late:
+                table = late.pop()
+                with self._waits.on(f"table {table.name}"), anyio.CancelScope() as self._waiting:
+                    await tables.wait_for(table, part)
+            elif self._replay_to is None and not self._budget.allows(part):
                 with self._waits.on(ROOM), anyio.CancelScope() as self._waiting:
                     await self._budget.wait_to_map(part)
             elif not self._gate.is_open:
@@ -219,6 +225,12 @@ class MapStage:
             else:
                 return True
         return False
+
+    @property
+    def waits_for_tables(self) -> bool:
+        """Whether records may have to wait for a look-up table before they are mapped."""
+        tables = self._executor.tables
+        return tables is not None and tables.are_waited_for
 
     async def _map_some(self, batch: Batch) -> int | None:
         """Map a part of a batch until it ends or the map is stopped; return where the rest begins."""

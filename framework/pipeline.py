@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -30,12 +29,13 @@ from .reducers.sink import Sink
 from .strategy import ERROR_DELIVERY, ERROR_STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from anyio.abc import TaskGroup
 
     from .delivery.announcement import Announcement, LookBack
     from .kafka.consumer import Consumer
+    from .lookups.follower import Follower
     from .observe.metrics import Metrics
     from .observe.status import StageStatus
     from .observe.tracing import Tracing
@@ -186,8 +186,8 @@ class Pipeline:
             generations=self.committer.generations, count_left_out=self._metrics.count_left_out
         )
         await self._executor.open(self._strategy, self._connection)
-        for name, follower in self._executor.followers.items():
-            self._metrics.lookup_rows.labels(name).set_function(partial(getattr, follower, "rows"))
+        for table in self.tables:
+            self._metrics.watch_table(table)
         await self._lanes.open(context)
         self.committer.delivery = self._lanes.delivery
         if self._error_stage is not None:
@@ -375,7 +375,7 @@ class Pipeline:
             accept=self._lanes.first_stage(partition).accept,
             failed_to=-1 if closed is None else closed.read_to,
         )
-        if memory is None:
+        if memory is None and not stage.waits_for_tables:
             self.shared_map.add(partition, stage)
         self._tasks.start_soon(stage.run)
 
@@ -404,6 +404,12 @@ class Pipeline:
             return False
         is_read = stage.is_idle and (ledger.position or 0) >= end
         return is_read and anyio.current_time() - answered < _ANSWERED
+
+    @property
+    def tables(self) -> Sequence[Follower]:
+        """The look-up tables that are kept up to date, also while they are loaded."""
+        tables = self._executor.tables
+        return () if tables is None else tables.followers
 
     @property
     def replays(self) -> bool:

@@ -14,7 +14,7 @@ from .columns.tagged_rows import is_tagged, schemas
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
 from .lookups.given import GivenRows
-from .lookups.lookup import Lookup
+from .lookups.source import TableSource
 from .mapping.annotations import check_call, check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Changes, Inputs, Tombstones
@@ -232,7 +232,7 @@ class Strategy(metaclass=Checked):
     by_topic: Mapping[str, TopicMap] | None = None
     version: str | None = None
     changes: Changes | None = None
-    tables: Mapping[str, Lookup | GivenRows] | None = None
+    tables: Mapping[str, TableSource | GivenRows] | None = None
     map_spec: MapSpec = field(init=False, repr=False)
     reducers: tuple[Reducer, ...] = field(init=False, repr=False, compare=False)
     distincts: Mapping[str, Distinct] = field(init=False, repr=False, compare=False)
@@ -269,7 +269,7 @@ class Strategy(metaclass=Checked):
     def _check_tables(self) -> None:
         """Check that each table is one, and has a map that looks things up in it."""
         for name, table in (self.tables or {}).items():
-            if not isinstance(table, Lookup | GivenRows):
+            if not isinstance(table, TableSource | GivenRows):
                 raise StrategyError(f"tables={{{name!r}: ...}} must be a Lookup, not {table!r}")
             maps = [part.map for part in self.parts if part.map is not None]
             if not any(name in accepted(each, {name: None}) for each in maps):
@@ -278,7 +278,7 @@ class Strategy(metaclass=Checked):
                 )
 
     def with_tables(self, rows: Mapping[str, Iterable[Any]]) -> Self:
-        """Return the strategy with given rows in the place of tables' topics, for tests and simulations.
+        """Return the strategy with given rows in the place of topics and queries, for tests and simulations.
 
         Args:
             rows: the rows of each table: dicts, or objects of the class of its values.

@@ -451,11 +451,13 @@ class Worker:
         stages, now = pipeline.stages(), anyio.current_time()
         stalled = self._liveness.problem(stages, now)
         retried = next((f"{s.name}: {s.reason}" for s in stages if s.reason is not None), None)
+        tables = tuple(each.status() for each in pipeline.tables)
+        late = next((str(t) for t in tables if t.problem is not None or not t.is_loaded), None)
         return WorkerStatus(
             state=state,
             live=stalled is None and state != "failed",
             ready=state in ("running", "suspended") and not pipeline.is_restoring,
-            problem=stalled or retried or self._waits_for,
+            problem=stalled or retried or self._waits_for or late,
             group=self._settings.group,
             topics=self._settings.topics or (str(self._subscription),),
             stages=stages,
@@ -471,6 +473,7 @@ class Worker:
             letters=err.topic
             if isinstance(err := self._strategy.reduce_err, DeadLetterWriter)
             else None,
+            tables=tables,
         )
 
 

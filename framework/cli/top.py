@@ -134,6 +134,8 @@ def screen(view: StatusView) -> Group:
     parts: list[RenderableType] = [_summary(view)]
     if status.workers:
         parts.append(_workers_table(status))
+    if status.tables:
+        parts.append(_tables_table(status))
     if status.failures:
         parts.append(_failures_table(status, time.time()))
     return Group(*parts, _stages_table(status), _partitions_table(status))
@@ -182,6 +184,22 @@ def _workers_table(status: WorkerStatus) -> Table:
             f"{worker.settled:,}",
             f"{worker.restarts:,}",
             Text(worker.problem or "", "yellow" if worker.live else "bold red"),
+        )
+    return table
+
+
+def _tables_table(status: WorkerStatus) -> Table:
+    """Make a table with a row for each look-up table."""
+    table = plain_table(
+        "Table", "Rows", "Loaded", "Stale", "Problem", left=("Table", "Loaded", "Problem")
+    )
+    for each in status.tables:
+        table.add_row(
+            Text(each.name),
+            f"{each.rows:,}",
+            "yes" if each.is_loaded else Text(each.progress, "yellow"),
+            "-" if each.stale is None else f"{each.stale:.1f} s",
+            Text(each.problem or "", "yellow"),
         )
     return table
 

@@ -187,6 +187,13 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
             return None
         return self._answered.get(partition, self._resumed_at)
 
+    def at_end_since(self, partition: TopicPartition) -> float | None:
+        """Return when the broker last said that nothing is behind the position; None: there is more."""
+        state = self._subscriptions.subscription.assignment.state_value(partition)
+        known = [each for each in (state.highwater, state.lso) if each is not None and each >= 0]
+        is_at_end = state.has_valid_position and known and state.position >= min(known)
+        return self._answered.get(partition) if is_at_end else None
+
     async def look_up_ends(self, since: float) -> None:
         """Ask for the ends of the partitions that no fetch has told since a time.
 

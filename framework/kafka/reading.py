@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import aiokafka
+import anyio
 
+from ..errors import ConsumerError
 from ..formats.batch_decoder import BatchDecoder
 from ..record import TopicPartition
 from ..service.deadline import shield
@@ -26,6 +28,60 @@ if TYPE_CHECKING:
 
 _PARTITION_BYTES: Final = 4 * 1024 * 1024
 _STOP_TIMEOUT: Final = 5.0  # seconds
+_LOOK: Final = 1.0  # seconds after which a topic that is followed is looked at, for new partitions
+
+
+class Progress:
+    """How far `read_topic` is.
+
+    Attributes:
+        of: offsets that it had to read when it began; None before.
+        read: how many of them were yielded.
+        partitions: the numbers of the topic's partitions.
+    """
+
+    def __init__(self) -> None:
+        self.of: int | None = None
+        self.read = 0
+        self.partitions: frozenset[int] = frozenset()
+        self._ends: dict[TopicPartition, int] = {}
+        self._reader: tuple[aiokafka.AIOKafkaConsumer, BatchFetcher] | None = None
+
+    def begin(
+        self,
+        consumer: aiokafka.AIOKafkaConsumer,
+        fetcher: BatchFetcher,
+        spans: Mapping[TopicPartition, tuple[int, int]],
+    ) -> None:
+        """Note what there is to read: from the first offset to the one before the second."""
+        self._ends = {at: end for at, (_, end) in spans.items()}
+        self.of = sum(end - start for start, end in spans.values())
+        self.partitions = frozenset(each.partition for each in spans)
+        self._reader = consumer, fetcher
+
+    def note(self, batch: Batch) -> None:
+        """Note that a batch was yielded."""
+        left = self._ends[batch.topic_partition] - batch.first
+        self.read += max(0, min(left, batch.last + 1 - batch.first))
+
+    def current_at(self) -> float | None:
+        """Return when the brokers last said that nothing else is to be read, by the event loop's clock.
+
+        None: there is more, or nothing is known.
+        """
+        if self._reader is None:
+            return None
+        consumer, fetcher = self._reader
+        times = [fetcher.at_end_since(partition) for partition in consumer.assignment()]
+        known = [each for each in times if each is not None]
+        return min(known) if known and len(known) == len(times) else None
+
+    def refuse_new_partitions(self, topic: str) -> None:
+        """Raise ConsumerError if the topic has got partitions since the beginning."""
+        if self._reader is not None:
+            numbers = self._reader[0]._client.cluster.partitions_for_topic(topic)
+            if frozenset(numbers or ()) - self.partitions:
+                raise ConsumerError(f"{topic} has new partitions; it has to be read again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +94,7 @@ class RecordSelection:
         follow: go on with new records, without end.
         caught_up: with `follow`, called when everything that the topic had at the time of the call was
             yielded, and the caller asks for more.
+        progress: tells the caller how far it is.
         spans: only these partitions, from the first offset to the one before the second; None: all.
         isolation_level: `read_committed` leaves out records of open and aborted transactions.
     """
@@ -46,6 +103,7 @@ class RecordSelection:
     since: int | None = None
     follow: bool = False
     caught_up: Callable[[], None] | None = None
+    progress: Progress | None = None
     spans: Mapping[int, tuple[int, int]] | None = None
     isolation_level: IsolationLevel = "read_committed"
 
@@ -57,14 +115,16 @@ async def read_topic(
 
     Raises:
         BrokerUnavailable: no broker answers.
-        ConsumerError: there is no such topic, or the broker refuses.
+        ConsumerError: there is no such topic, the broker refuses, or the topic got new partitions.
         CorruptRecords: a record batch is damaged.
     """
     options = {"max_partition_fetch_bytes": _PARTITION_BYTES}
     async with _reader(config, topic, window.isolation_level, options) as (consumer, fetcher):
         starts, ends = await _bounds(consumer, config, topic, window)
         behind = {at: end for at, end in ends.items() if starts[at] < end}
-        caught_up = window.caught_up
+        caught_up, progress = window.caught_up, window.progress or Progress()
+        if window.spans is None:
+            progress.begin(consumer, fetcher, {at: (starts[at], end) for at, end in ends.items()})
         if window.follow:
             ends = dict.fromkeys(ends, 2**63 - 1)
         left = {partition for partition, end in ends.items() if starts[partition] < end}
@@ -86,10 +146,13 @@ async def read_topic(
                     consumer.pause(aiokafka.TopicPartition(*partition))
                 if batch.first < end:
                     yield batch if batch.last < end else batch.slice(batch.first, end - 1)
+                progress.note(batch)
                 if batch.last + 1 >= behind.get(partition, 0):
                     behind.pop(partition, None)
+            progress.refuse_new_partitions(topic)
             if not batches:  # else others have come while the caller had these
-                await fetcher.wait()
+                with anyio.move_on_after(_LOOK):
+                    await fetcher.wait()
 
 
 @asynccontextmanager

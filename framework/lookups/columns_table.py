@@ -15,8 +15,9 @@ import pyarrow as pa
 from ..columns.kinds import whole
 from ..columns.texts import python_values
 from ..errors import StrategyError
+from ..record import RECORD_OFFSET
 from .store import Rejected, Store
-from .table import LookupTable, chosen
+from .table import UNSET, LookupTable, NoRow, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .lookup import Lookup
+    from .source import TableSource
 
 _DELETED: Final = -1
 _UNKNOWN: Final = -2
@@ -41,26 +43,32 @@ class ColumnsTable(LookupTable):
     def __init__(
         self,
         name: str,
-        keys: Sequence[str],
+        source: TableSource,
         base: pa.RecordBatch,
         index: dict[Any, int],
         overlay: pa.RecordBatch,
         changed: dict[Any, int],
         count: int,
     ) -> None:
-        self.name = name
-        self._keys = keys
+        super().__init__(name, source)
+        self._keys = source.keys
         self._base, self._index = base, index
         self._overlay, self._changed = overlay, changed
         self._count = count
 
+    @classmethod
+    def of(cls, name: str, source: TableSource, rows: pa.RecordBatch) -> ColumnsTable:
+        """Make a table of rows that do not change; of rows with one key, the last one."""
+        index = {key: row for row, key in enumerate(keys_of(rows, source.keys))}
+        return cls(name, source, rows, index, rows.slice(0, 0), {}, len(index))
+
     def __len__(self) -> int:
         return self._count
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: Any, default: Any = UNSET) -> Any:
         (row,) = self._places([key])
         if row < 0:
-            return default
+            return self._missing(key, default)
         part, at = (
             (self._base, row) if row < len(self._base) else (self._overlay, row - len(self._base))
         )
@@ -76,6 +84,7 @@ class ColumnsTable(LookupTable):
         *,
         on: str | Sequence[str],
         columns: Sequence[str] | Mapping[str, str] | None = None,
+        found: str | None = None,
     ) -> Any:
         of_key = (on,) if isinstance(on, str) else tuple(on)
         if len(of_key) != len(self._keys):
@@ -88,12 +97,29 @@ class ColumnsTable(LookupTable):
                     f"{self.name}.join: the batch has no column {each}, which on= names; it has "
                     f"{', '.join(batch.schema.names)}"
                 )
-        names = chosen(self.name, self._base.schema.names, self._keys, columns, batch.schema.names)
-        places = self._places(self._keys_of(batch, of_key))
+        taken = batch.schema.names if found is None else [*batch.schema.names, found]
+        names = chosen(self.name, self._base.schema.names, self._keys, columns, taken)
+        keys = self._keys_of(batch, of_key)
+        places = self._places(keys)
+        if found is not None:
+            batch = batch.append_column(found, pa.array(places >= 0))
+        elif self._source.missing == "dead-letter" and (places < 0).any():
+            raise self._no_rows(batch, keys, np.flatnonzero(places < 0))
         for column, new in names.items():
             field = self._base.schema.field(column).with_name(new).with_nullable(nullable=True)
             batch = batch.append_column(field, self._take(column, places))
         return batch
+
+    def _no_rows(self, batch: Any, keys: list[Any], missing: NDArray[np.int64]) -> NoRow:
+        """Return the error of the records that have none, by their offsets where the batch has them."""
+        error = self._no_row(keys[missing[0]])
+        if RECORD_OFFSET in batch.schema.names:
+            offsets = batch.column(RECORD_OFFSET).take(pa.array(missing)).to_pylist()
+            error.records = {
+                offset: self._no_row(keys[row])
+                for offset, row in zip(offsets, missing, strict=True)
+            }
+        return error
 
     def _keys_of(self, batch: Any, on: Sequence[str]) -> list[Any]:
         """Return the keys of a batch as the index has them."""
@@ -169,7 +195,7 @@ class ColumnsStore(Store):
         self._new = [overlay] if len(overlay) else []
         changed = dict(self._changed)
         return ColumnsTable(
-            self.name, self.lookup.keys, self._base, self._index, overlay, changed, self._count
+            self.name, self.lookup, self._base, self._index, overlay, changed, self._count
         )
 
     def __len__(self) -> int:
@@ -189,7 +215,7 @@ class ColumnsStore(Store):
     def _merge(self) -> None:
         """Make a new base of the base and the overlay; tables that maps have keep the old one."""
         every = ColumnsTable(
-            self.name, self.lookup.keys, self._base, self._index, self._joined(), self._changed, 0
+            self.name, self.lookup, self._base, self._index, self._joined(), self._changed, 0
         ).to_arrow()
         (self._base,) = every.combine_chunks().to_batches() or [self._empty]
         self._index = {key: row for row, key in enumerate(keys_of(self._base, self.lookup.keys))}

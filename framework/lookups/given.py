@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ..values.schemas import fields_of
-from .columns_table import ColumnsTable, keys_of
+from .columns_table import ColumnsTable
 from .objects_table import ObjectsTable, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .lookup import Lookup
+    from .source import TableSource
     from .table import LookupTable
 
 
 class GivenRows:
-    """Rows in the place of a topic.
+    """Rows in the place of a topic or a query.
 
     Args:
         lookup: says what names a row.
         rows: dicts, or objects of the class of the values.
     """
 
-    def __init__(self, lookup: Lookup, rows: Iterable[Any]) -> None:
+    def __init__(self, lookup: TableSource, rows: Iterable[Any]) -> None:
         self.lookup = lookup
         self.rows = list(rows)
 
@@ -34,11 +34,11 @@ class GivenRows:
 
     def table(self, name: str, *, as_columns: bool) -> LookupTable:
         """Return the rows as a map gets them."""
-        keys = self.lookup.keys
+        source = self.lookup
         if not as_columns:
-            return ObjectsTable(name, {key_of(row, keys): row for row in self.rows})
-        schema = pa.schema([each.with_nullable(nullable=True) for each in self.lookup.columns])
+            return ObjectsTable(name, source, {key_of(row, source.keys): row for row in self.rows})
+        schema = source.columns
+        if schema is not None:
+            schema = pa.schema([each.with_nullable(nullable=True) for each in schema])
         rows = [row if isinstance(row, dict) else fields_of(row) for row in self.rows]
-        base = pa.RecordBatch.from_pylist(rows, schema=schema)
-        index = {key: row for row, key in enumerate(keys_of(base, keys))}
-        return ColumnsTable(name, keys, base, index, base.slice(0, 0), {}, len(index))
+        return ColumnsTable.of(name, source, pa.RecordBatch.from_pylist(rows, schema=schema))

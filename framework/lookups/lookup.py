@@ -1,24 +1,28 @@
-"""`Lookup`: which topic is a table for maps, and what names its rows."""
+"""`Lookup`: which topic or query is a table for maps, and what names its rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ..arguments import Checked
+from ..config.schema import SECONDS, parse_quantity
 from ..errors import StrategyError
 from ..values.debezium.change import CONTROL
 from ..values.value_format import ValueFormat
+from .source import MAX_BYTES, TableSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MAX_BYTES: Final = 1024 * 1024 * 1024
+    from ..kafka.connection import ConnectionConfig
+    from .follower import Follower
+    from .query import QueryLookup
+    from .source import Missing
 
 
-class Lookup(metaclass=Checked):
-    """A compacted topic as a table: a map looks up rows of it by their key.
+class Lookup(TableSource):
+    """A compacted topic as a table: a map looks up rows of it by their key. `Lookup.query` is one of a query.
 
     Every worker reads the whole topic before its first record, and follows it from then on. A record is the
     newest row of its key; a record without a value deletes the row that the last record with its key made.
@@ -57,6 +61,12 @@ class Lookup(metaclass=Checked):
         topic: the compacted topic.
         key: the field of the value that names a row, or several: then a key is a tuple.
         value: the format of the values, also `Debezium(...)`.
+        missing: what `get(key)` and `join` do without a row. `null`: None, and nulls. `dead-letter`: the
+            record fails, with the table and the key as its reason. In both a map may decide itself: by
+            `get(key, default)`, or by `join(..., found="known")`, which adds a column that tells.
+        wait: how long a record waits for the table, such as `"5s"`: until each partition of the topic has
+            had a record that is not older, or for so long after its timestamp. An order that comes a moment
+            before its customer finds it then. None: it does not wait.
         max_bytes: the most memory of one process, estimated; a table that grows beyond it ends the worker.
 
     Raises:
@@ -69,26 +79,68 @@ class Lookup(metaclass=Checked):
         *,
         key: str | Sequence[str],
         value: ValueFormat,
-        max_bytes: int = _MAX_BYTES,
+        missing: Missing = "null",
+        wait: str | float | None = None,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
+        super().__init__(key, missing=missing, max_bytes=max_bytes)
         if not topic:
             raise StrategyError("Lookup: the name of the topic is empty")
         if not isinstance(value, ValueFormat):
             raise StrategyError(f"Lookup: value={value!r} is not a format: pass Json(...)")
-        if max_bytes < 1:
-            raise StrategyError(f"Lookup: max_bytes must be at least 1, not {max_bytes}")
         self.topic = topic
-        self.keys = (key,) if isinstance(key, str) else tuple(key)
         self.value = value
-        self.max_bytes = max_bytes
-        if not self.keys:
-            raise StrategyError("Lookup: key= names no field")
-        for name in self.keys:
-            if name not in self.columns.names:
-                raise StrategyError(
-                    f"Lookup: {value!r} has no field {name}, which key= names; "
-                    f"it has {', '.join(self.columns.names)}"
-                )
+        self.wait = 0.0 if wait is None else seconds_of("wait", wait)
+        self.check_keys(value)
+
+    @staticmethod
+    def query(
+        sql: str,
+        *,
+        key: str | Sequence[str],
+        every: str | float,
+        url: str | None = None,
+        row: type | None = None,
+        missing: Missing = "null",
+        max_bytes: int = MAX_BYTES,
+    ) -> QueryLookup:
+        """Return the table of a query's result: read whole before the first record, and again and again.
+
+        A query that fails later keeps the table as it is; the log says so once, and
+        `kmr_lookup_stale_seconds` tells how old the table is.
+
+        Example:
+            ```python
+            from kmr import Lookup
+
+            prices = Lookup.query(
+                "SELECT id, price FROM products",
+                key="id",
+                every="5m",
+                url="postgresql://shop@localhost/shop",
+            )
+            ```
+
+        Args:
+            sql: a SELECT. Each row has another key; a row whose key is null is left out.
+            key: the column that names a row, or several: then a key is a tuple.
+            every: how long a result is used, such as `"5m"`; a number is seconds.
+            url: of ClickHouse or of PostgreSQL, as their writers take it. None: the environment's
+                `KMR_POSTGRES_URL` or `KMR_CLICKHOUSE_URL`; one of them must be set then.
+            row: the class of the rows: a msgspec Struct, dataclass, TypedDict or pydantic model. A per-record
+                map gets objects of it, a per-batch map columns of its types. None: dicts, and the columns
+                of the result.
+            missing: as for `Lookup`.
+            max_bytes: the most memory of one result.
+
+        Raises:
+            StrategyError: an argument is not allowed.
+        """
+        from .query import QueryLookup
+
+        return QueryLookup(
+            sql, key=key, every=every, url=url, row=row, missing=missing, max_bytes=max_bytes
+        )
 
     @property
     def columns(self) -> pa.Schema:
@@ -96,5 +148,26 @@ class Lookup(metaclass=Checked):
         control = CONTROL if self.value.is_changes else ()
         return pa.schema([field for field in self.value.schema if field.name not in control])
 
+    def follower(self, name: str, config: ConnectionConfig | None, *, as_columns: bool) -> Follower:
+        from .topic_follower import TopicFollower
+
+        if config is None:
+            raise StrategyError(
+                f"the topic of table {name} cannot be read here; give the rows: "
+                f"strategy.with_tables({{{name!r}: [...]}})"
+            )
+        return TopicFollower(name, self, config, as_columns=as_columns)
+
     def __str__(self) -> str:
         return f"topic {self.topic}, by {' and '.join(self.keys)}"
+
+
+def seconds_of(name: str, given: Any) -> float:
+    """Return a time in seconds; text has a unit: `"5m"`. Raises StrategyError."""
+    try:
+        seconds = parse_quantity(given, SECONDS) if isinstance(given, str) else float(given)
+    except (TypeError, ValueError) as error:
+        raise StrategyError(f"Lookup: {name}={given!r}: {error}") from error
+    if seconds <= 0:
+        raise StrategyError(f"Lookup: {name}={given!r} must be above 0")
+    return seconds

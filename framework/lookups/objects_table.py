@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import StrategyError
 from .store import Rejected, Store
-from .table import LookupTable
+from .table import UNSET, LookupTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .lookup import Lookup
+    from .source import TableSource
 
 _ROW_BYTES: Final = 150
 """An object and its place in the table, beside the bytes of its value."""
@@ -23,12 +24,13 @@ _ROW_BYTES: Final = 150
 class ObjectsTable(LookupTable):
     """The rows that a store has made, as objects."""
 
-    def __init__(self, name: str, rows: dict[Any, Any]) -> None:
-        self.name = name
+    def __init__(self, name: str, source: TableSource, rows: dict[Any, Any]) -> None:
+        super().__init__(name, source)
         self._rows = rows
 
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self._rows.get(key, default)
+    def get(self, key: Any, default: Any = UNSET) -> Any:
+        row = self._rows.get(key, UNSET)
+        return self._missing(key, default) if row is UNSET else row
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -50,7 +52,7 @@ class ObjectsStore(Store):
         self._read = 0
 
     def table(self) -> LookupTable:
-        return ObjectsTable(self.name, self._rows)
+        return ObjectsTable(self.name, self.lookup, self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import StrategyError
 
@@ -12,12 +13,24 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from .source import TableSource
+
 
 class NoRow(KeyError):
-    """A table has no row of a key; the record that needs it fails with this reason."""
+    """A table has no row of a key; the record that needs it fails with this reason.
+
+    Attributes:
+        records: in a per-batch map, the error of each record that has none, by its offset.
+    """
+
+    records: Mapping[int, NoRow] = MappingProxyType({})
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+UNSET: Final[Any] = object()
+UNSET_ROW: Final[Any] = object()
 
 
 class LookupTable(ABC):
@@ -27,11 +40,19 @@ class LookupTable(ABC):
     a per-batch map a row is a dict, and the table does not change while the map is called with one batch.
     """
 
-    name: str
+    def __init__(self, name: str, source: TableSource) -> None:
+        self.name = name
+        self._source = source
 
     @abstractmethod
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Return the row of a key, or else `default`. A key of several fields is a tuple."""
+    def get(self, key: Any, default: Any = UNSET) -> Any:
+        """Return the row of a key, or else `default`. A key of several fields is a tuple.
+
+        Without a default: None, or what `missing=` of the table says.
+
+        Raises:
+            NoRow: there is none, and `missing="dead-letter"`. In a map, the record fails with that reason.
+        """
 
     @abstractmethod
     def __len__(self) -> int:
@@ -44,6 +65,7 @@ class LookupTable(ABC):
         *,
         on: str | Sequence[str],
         columns: Sequence[str] | Mapping[str, str] | None = None,
+        found: str | None = None,
     ) -> Any:
         """Return a batch with columns of the rows that its keys name; null where there is no row.
 
@@ -54,9 +76,13 @@ class LookupTable(ABC):
             on: the column of the batch with the key; as many as the key has fields.
             columns: the columns of the table that are added; a mapping gives them other names. None: all but
                 those of the key.
+            found: the name of a column that says whether there is a row, so that the map decides what
+                happens to the others.
 
         Raises:
             StrategyError: there is no such column, or two have one name.
+            NoRow: without `found`, of a table with `missing="dead-letter"`: the records without a row fail,
+                and the map is called again with the others.
         """
 
     @abstractmethod
@@ -69,16 +95,24 @@ class LookupTable(ABC):
         Raises:
             NoRow: there is none. In a map, the record fails with that reason.
         """
-        row = self.get(key, _MISSING)
-        if row is _MISSING:
-            raise NoRow(f"{self.name} has no row of the key {key!r}")
+        row = self.get(key, UNSET_ROW)
+        if row is UNSET_ROW:
+            raise self._no_row(key)
         return row
 
     def __contains__(self, key: Any) -> bool:
-        return self.get(key, _MISSING) is not _MISSING
+        return self.get(key, UNSET_ROW) is not UNSET_ROW
 
+    def _missing(self, key: Any, default: Any) -> Any:
+        """Return what `get` returns without a row."""
+        if default is not UNSET:
+            return default
+        if self._source.missing == "dead-letter":
+            raise self._no_row(key)
+        return None
 
-_MISSING = object()
+    def _no_row(self, key: Any) -> NoRow:
+        return NoRow(f"{self.name} has no row of the key {key!r}")
 
 
 def chosen(

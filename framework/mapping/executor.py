@@ -22,20 +22,18 @@ from ..service.process import end_with_parent
 from ..service.threads import background_loop, run_in_thread
 from ..settings import LogSettings
 from .functions import apply, apply_async
-from .resources import OpenResources, OpenTables
+from .resources import OpenResources, OpenTables, tables_of
 from .results import NO_OFFSETS, MapResult
 from .stop import Stop
 from .together import Together, can_share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
     from ..kafka.connection import ConnectionConfig
-    from ..lookups.following import Follower
-    from ..lookups.given import GivenRows
-    from ..lookups.lookup import Lookup
+    from ..lookups.tables import Tables
     from ..record import Batch
     from ..settings import ExecutorKind
     from ..strategy import Strategy
@@ -73,7 +71,6 @@ class Executor:
         self._unlimited = anyio.CapacityLimiter(math.inf)
         self._resources: OpenResources | None = None
         self._tables: OpenTables | None = None
-        self.followers: Mapping[str, Follower] = {}
         self._factory: bytes | None = None
         self._opened_in: set[int] = set()
 
@@ -89,7 +86,8 @@ class Executor:
             StrategyError: they cannot be opened, or not in another process.
         """
         if strategy.tables:
-            await self._load(strategy, strategy.tables, config)
+            self._tables = OpenTables(self._tables_of(strategy, config))
+            await self._tables.open()
         if strategy.resources is None:
             return
         are_async = {part.map_spec.is_async for part in strategy.parts}
@@ -106,25 +104,18 @@ class Executor:
                 ) from error
             await self._in_process(partial(_open_here, self._factory))
 
-    async def _load(
-        self,
-        strategy: Strategy,
-        tables: Mapping[str, Lookup | GivenRows],
-        config: ConnectionConfig | None,
-    ) -> None:
-        from ..lookups.following import following
-
-        as_columns = {part.map_spec.per == "batch" for part in strategy.parts}
-        if len(as_columns) > 1:
-            raise StrategyError("tables= needs maps that are all per record, or all per batch")
+    def _tables_of(self, strategy: Strategy, config: ConnectionConfig | None) -> Tables:
         if self.kind == "process" and not all(part.map_spec.is_async for part in strategy.parts):
             raise StrategyError(
                 "tables= and executor='process': the tables are in the memory of the worker, not of its "
                 "processes; use executor='thread', and --workers for more processors"
             )
-        self._tables = OpenTables(partial(following, tables, config, as_columns=as_columns.pop()))
-        await self._tables.open()
-        self.followers = self._tables.value.followers
+        return tables_of(strategy, config)
+
+    @property
+    def tables(self) -> Tables | None:
+        """The tables of the strategy, also while they are loaded; None without any."""
+        return None if self._tables is None else self._tables.tables
 
     def _bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         for each in (self._tables, self._resources):

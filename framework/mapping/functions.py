@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+import numpy as np
 import pyarrow as pa
 
 from ..errors import StrategyError, as_exception
 from ..frames import check_kind, frame_maker
+from ..lookups.table import NoRow
 from ..record import RECORD_OFFSET, SCHEMA
 from ..service.threads import run_in_thread
 from ..values.schemas import row_type
@@ -427,7 +429,15 @@ def _batch_calls(
         except StrategyError:
             raise
         except Exception as error:  # noqa: BLE001
-            if len(part) == 1:
+            missing = error.records if isinstance(error, NoRow) else {}
+            offsets = part.column(RECORD_OFFSET).to_numpy()
+            lacks = np.isin(offsets, list(missing))
+            if lacks.any():
+                failed = offsets[lacks].tolist()
+                letters = tuple(_failure(offset, missing[offset]) for offset in failed)
+                parts.append(MapResult(None, NO_OFFSETS, letters))
+                todo += [] if lacks.all() else [part.filter(pa.array(~lacks))]
+            elif len(part) == 1:
                 offset = int(part.column(RECORD_OFFSET)[0].as_py())
                 parts.append(MapResult(None, NO_OFFSETS, (_failure(offset, error),)))
             else:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
+    from ..kafka.connection import ConnectionConfig
+    from ..lookups.tables import Tables
+    from ..strategy import Strategy
+
 
 class OpenResources:
     """The resources of a strategy in this process, on its event loop.
@@ -72,12 +76,26 @@ class OpenTables(OpenResources):
 
     what = "tables="
 
+    def __init__(self, tables: Tables) -> None:
+        super().__init__(tables.following)
+        self.tables = tables
+
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the map with its parameters that are named as tables filled in.
 
         Raises KmrError if a table cannot be followed any more.
         """
-        return partial(function, **accepted(function, self.value()))
+        return partial(function, **accepted(function, self.tables()))
+
+
+def tables_of(strategy: Strategy, config: ConnectionConfig | None) -> Tables:
+    """Return the tables of a strategy, not yet loaded. Raises StrategyError if that cannot be here."""
+    from ..lookups.tables import Tables
+
+    as_columns = {part.map_spec.per == "batch" for part in strategy.parts}
+    if len(as_columns) > 1:
+        raise StrategyError("tables= needs maps that are all per record, or all per batch")
+    return Tables(strategy.tables or {}, config, as_columns=as_columns.pop())
 
 
 def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
+    from ..lookups.follower import Follower
     from .status import PartitionStatus, StageStatus
 
 BACKPRESSURE_OF_INTAKE: Final = ("intake", "inflight_bytes")
@@ -99,6 +100,11 @@ class Metrics:
             "partition",
         )
         self.lookup_rows = gauge("lookup_rows", "Rows of a look-up table.", "table")
+        self.lookup_stale = gauge(
+            "lookup_stale_seconds",
+            "Time since a look-up table was last known to be up to date; of a query, since it began.",
+            "table",
+        )
         self.late = counter(
             "late_rows",
             "Rows whose windows had closed: dropped, or sent to the error sink.",
@@ -272,6 +278,11 @@ class Metrics:
     def count_tasks_of(self, loop: asyncio.AbstractEventLoop) -> None:
         """Count the tasks of an event loop when the metrics are read, not before."""
         self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
+
+    def watch_table(self, table: Follower) -> None:
+        """Ask a look-up table for its figures when the metrics are read."""
+        self.lookup_rows.labels(table.name).set_function(lambda: table.rows)
+        self.lookup_stale.labels(table.name).set_function(lambda: table.stale)
 
     def observe_held(self, partition: PartitionStatus, oldest: float | None) -> None:
         """Update what open windows hold; `oldest` as in `observe_lag`."""

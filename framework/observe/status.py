@@ -78,6 +78,38 @@ class PartitionStatus(msgspec.Struct, frozen=True):
         return max(0, self.end - max(self.watermark + self.held, self.start or 0))
 
 
+class TableStatus(msgspec.Struct, frozen=True):
+    """One look-up table.
+
+    Attributes:
+        source: the topic or the query that it follows.
+        read: offsets of the topic that its first load has read; 0 for a query.
+        of: how many there are to read; None as long as that is not known, and for a query.
+        stale: seconds since it was known to be up to date; None before it is loaded.
+        problem: why it is not kept up to date; None if it is.
+    """
+
+    name: str
+    source: str
+    rows: int
+    is_loaded: bool
+    stale: float | None
+    read: int = 0
+    of: int | None = None
+    problem: str | None = None
+
+    @property
+    def progress(self) -> str:
+        """How far its first load is, in words."""
+        return "begun" if self.of is None else f"{self.read:,} of {self.of:,} records"
+
+    def __str__(self) -> str:
+        """Why it is not loaded, or not up to date; else its size."""
+        if self.is_loaded:
+            return f"table {self.name}: {self.problem or f'{self.rows:,} rows'}"
+        return f"loading table {self.name}: {self.progress}"
+
+
 class WorkerSummary(msgspec.Struct, frozen=True):
     """One of several workers of one command.
 
@@ -117,6 +149,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
         failed: records that failed since the start.
         repeated: attempts to flush, and commits, that failed since the start and were repeated.
         failures: the latest ones, with their reasons.
+        tables: the look-up tables.
         letters: the topic that a `DeadLetterWriter` writes failed records to; None without one.
     """
 
@@ -138,3 +171,4 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     repeated: int = 0
     failures: tuple[FailureSummary, ...] = ()
     letters: str | None = None
+    tables: tuple[TableStatus, ...] = ()

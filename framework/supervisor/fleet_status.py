@@ -78,6 +78,11 @@ class FleetStatus:
             repeated=sum(worker.repeated for worker in self._workers),
             failures=latest(each for worker in self._workers for each in worker.failures()),
             letters=next((status.letters for _, status in known), None),
+            tables=tuple(
+                msgspec.structs.replace(table, name=f"{table.name} worker {index}")
+                for index, status in known
+                for table in status.tables
+            ),
         )
 
     async def registry(self) -> CollectorRegistry:

@@ -212,6 +212,8 @@ def connect(
     Raises:
         SinkError: the ClickHouse does not answer, or a query fails; one line.
     """
+    if target.path is not None and _serve is not None:
+        target = _served(target, _serve)
     if target.path is not None and not create and not target.path.exists():
         raise SinkError(
             f"There is no ClickHouse directory {target.path}: a ClickHouseWriter with create=True makes it, "

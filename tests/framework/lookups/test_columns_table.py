@@ -8,9 +8,11 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from kmr import Json, Lookup
+from kmr import Json, Lookup, Strategy, map_batch
 from kmr.errors import StrategyError
-from kmr.lookups.columns_table import ColumnsStore
+from kmr.lookups.columns_table import ColumnsStore, ColumnsTable
+from kmr.lookups.table import NoRow
+from kmr.testing import Journal, MemoryWriter, run_strategy
 from tests.framework.lookups.test_store import records
 
 
@@ -18,6 +20,10 @@ class Customer(msgspec.Struct):
     id: int
     name: str
     tags: list[str] = []
+
+
+class Order(msgspec.Struct):
+    customer: int | None
 
 
 LOOKUP = Lookup("customers", key="id", value=Json(Customer))
@@ -67,6 +73,47 @@ def test_a_join_that_cannot_be_says_why(store: ColumnsStore) -> None:
     words = pa.RecordBatch.from_pydict({"customer": ["a"]})
     with pytest.raises(StrategyError, match="column customer is string, the key id is int64"):
         table.join(words, on="customer")
+
+
+def test_the_map_decides_by_a_column_that_tells_whether_there_is_a_row(store: ColumnsStore) -> None:
+    rows = joined(store, columns=["name"], found="known")
+    assert [row["known"] for row in rows] == [True, False, False, True]
+    with pytest.raises(StrategyError, match="a column name already"):
+        store.table().join(ORDERS, on="customer", found="name")
+
+
+def test_records_without_a_row_fail_and_the_map_is_called_again_with_the_others() -> None:
+    lookup = Lookup("customers", key="id", value=Json(Customer), missing="dead-letter")
+    table = ColumnsTable.of(
+        "customers", lookup, pa.RecordBatch.from_pydict({"id": [1, 3], "name": ["ada", "eve"]})
+    )
+    calls: list[int] = []
+
+    @map_batch
+    def enriched(orders: pa.RecordBatch) -> Any:
+        calls.append(len(orders))
+        return table.join(orders, on="customer", columns=["name"])
+
+    strategy = Strategy(
+        value=Json(Order),
+        map=enriched,
+        reduce=MemoryWriter(Journal()),
+        reduce_err=MemoryWriter(Journal()),
+    )
+    run = run_strategy(strategy, [{"customer": n} for n in (1, 2, 3, 4, 1, None)])
+    assert [(row["customer"], row["name"]) for row in run.rows] == [
+        (1, "ada"),
+        (3, "eve"),
+        (1, "ada"),
+    ]
+    assert [(each["offset"], each["reason"]) for each in run.failures] == [
+        (offset, f"NoRow: customers has no row of the key {key}")
+        for offset, key in ((1, 2), (3, 4), (5, None))
+    ]
+    assert calls[-2:] == [6, 3]
+    assert (table.get(2, "none"), table.get(1)["name"]) == ("none", "ada")
+    with pytest.raises(NoRow, match="customers has no row of the key 2"):
+        table.get(2)
 
 
 def test_an_empty_table_joins_nulls() -> None:

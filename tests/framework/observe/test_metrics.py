@@ -36,6 +36,7 @@ NAMES = {
     "kmr_held_seconds",
     "kmr_late_rows",
     "kmr_lookup_rows",
+    "kmr_lookup_stale_seconds",
     "kmr_memory_bytes",
     "kmr_distinct_rows",
     "kmr_intake_linger_seconds",
@@ -124,7 +125,7 @@ def test_a_worker_that_has_only_begun_has_all_series_but_those_of_partitions_and
     of_partitions = {"kmr_consumer_lag_records", "kmr_consumer_lag_seconds"}
     of_flushes_by_reason = {"kmr_reduce_flushes", "kmr_reduce_flush_retrying_seconds"}
     of_windows = {"kmr_held_records", "kmr_held_seconds", "kmr_late_rows"}
-    of_tables = {"kmr_lookup_rows"}
+    of_tables = {"kmr_lookup_rows", "kmr_lookup_stale_seconds"}
     assert empty == of_partitions | of_flushes_by_reason | of_windows | of_tables
 
 

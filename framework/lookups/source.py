@@ -1,0 +1,70 @@
+"""What all kinds of look-up tables have in common: the topic's, the query's."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from ..arguments import Checked
+from ..errors import StrategyError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from ..kafka.connection import ConnectionConfig
+    from .follower import Follower
+
+Missing = Literal["null", "dead-letter"]
+
+MAX_BYTES: Final = 1024 * 1024 * 1024
+
+
+class TableSource(metaclass=Checked):
+    """Where the rows of a table come from, what names a row, and what a missing one means.
+
+    Attributes:
+        keys: the columns that name a row.
+        missing: see `Lookup`.
+        max_bytes: the most memory of one process, estimated.
+        wait: see `Lookup`; 0: maps do not wait.
+    """
+
+    wait: float = 0.0
+
+    def __init__(self, key: str | Sequence[str], *, missing: Missing, max_bytes: int) -> None:
+        self.keys = (key,) if isinstance(key, str) else tuple(key)
+        self.missing = missing
+        self.max_bytes = max_bytes
+        if not self.keys:
+            raise StrategyError("Lookup: key= names no field")
+        if missing not in get_args(Missing):
+            raise StrategyError(
+                f"Lookup: missing must be one of {get_args(Missing)}, not {missing!r}; a map that decides "
+                "itself calls get(key, None), or join(..., found='a column')"
+            )
+        if max_bytes < 1:
+            raise StrategyError(f"Lookup: max_bytes must be at least 1, not {max_bytes}")
+
+    @property
+    @abstractmethod
+    def columns(self) -> pa.Schema | None:
+        """The columns of the table; None if only the rows tell."""
+
+    @abstractmethod
+    def follower(self, name: str, config: ConnectionConfig | None, *, as_columns: bool) -> Follower:
+        """Return what loads the table and keeps it up to date.
+
+        Raises:
+            StrategyError: it cannot be read here.
+        """
+
+    def check_keys(self, of: Any) -> None:
+        """Raise StrategyError unless the columns have those of the key; `of` has them, in the message."""
+        known = self.keys if self.columns is None else self.columns.names
+        for name in self.keys:
+            if name not in known:
+                raise StrategyError(
+                    f"Lookup: {of!r} has no field {name}, which key= names; it has {', '.join(known)}"
+                )
