@@ -72,9 +72,9 @@ def database_of(url: str) -> Database:
 
 class _ClickHouse(Database):
     def __init__(self, url: str) -> None:
-        from ..sinks.clickhouse.client import Target
+        from ..sinks.clickhouse.client import ClickHouseAddress
 
-        self._target = Target.of(url)
+        self._target = ClickHouseAddress.of(url)
 
     def __str__(self) -> str:
         return str(self._target)

@@ -11,7 +11,7 @@ import structlog
 
 from ..errors import KmrError, StrategyError, reason_of
 from ..observe.status import TableStatus
-from ..service.changes import Changes
+from ..service.changes import Wakeup
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,7 +36,7 @@ class Follower(ABC):
         self._failure: KmrError | None = None
         self._problem: str | None = None
         self._current_at = math.nan
-        self._passed = Changes()
+        self._passed = Wakeup()
 
     def table(self) -> LookupTable:
         """Return the table for one batch.

@@ -20,7 +20,7 @@ from rich.console import Console
 from kmr import Json, Lookup, Strategy
 from kmr.broker import Broker, BrokerSettings
 from kmr.broker.client import BatchProducer
-from kmr.cli.top import Watch, screen
+from kmr.cli.top import StatusPoller, screen
 from kmr.errors import StrategyError
 from kmr.kafka.connection import connection_config
 from kmr.lookups.objects_table import ObjectsStore
@@ -202,7 +202,7 @@ async def test_the_status_tells_how_far_the_first_load_is_and_how_old_the_table_
                     503,
                     "loading table customers: 0 of 5 records",
                 )
-                view = Watch(worker.health_url or "")
+                view = StatusPoller(worker.health_url or "")
                 shown = io.StringIO()
                 look = await run_in_thread(view.look)
                 Console(file=shown, width=120).print(screen(look))
