@@ -29,6 +29,7 @@ __all__ = [
     "StateTooLarge",
     "StrategyError",
     "UnexpectedDuplicate",
+    "is_of_code",
     "reason_of",
     "storable",
     "traceback_of",
@@ -181,6 +182,20 @@ class MissingExtra(KmrError):
     """A feature needs a library that is not installed. The message has the command that installs it."""
 
 
+_OF_CODE: Final = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(NotImplementedError, RecursionError, SyntaxError, TypeError, ValueError),
+)
+
+
+def is_of_code(error: BaseException) -> bool:
+    """Return whether an exception is a mistake of code or of data, which comes again if the same is tried.
+
+    Others may be "later": of the network or the system (`OSError`), and all that a library defines itself.
+    """
+    return isinstance(error, _OF_CODE) and not isinstance(error, OSError)
+
+
 _FRAMES: Final = 8
 _CAUSES: Final = 3
 _TRACEBACK_CHARACTERS: Final = 2000
@@ -206,6 +221,13 @@ def traceback_of(error: BaseException) -> str:
         implicit = None if next_.__suppress_context__ else next_.__context__
         next_ = next_.__cause__ or implicit
     return storable("\n\nthen:\n".join(reversed(parts)))[-_TRACEBACK_CHARACTERS:]
+
+
+def place_of(error: BaseException) -> str:
+    """Return the line that raised an exception: `/home/me/sink.py:12`."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    file, line = frames[-1] if frames else ("?", 0)
+    return f"{file}:{line}"
 
 
 def _frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:

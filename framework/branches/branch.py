@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import StrategyError
-from ..reducers.flushing import Buffer, attempt_flush
+from ..reducers.flushing import Buffer, MistakeRetry, attempt_flush
 from ..reducers.reducer import Retry, close_all
 from ..reducers.sink import NEW, Sink, opens
 
@@ -109,11 +109,12 @@ class Branch:
                 try:
                     outcome = await attempt_flush(buffer, self._stage, self._attempts, own)
                 except Retry as retry:
-                    raise Retry(
+                    kind = MistakeRetry if isinstance(retry, MistakeRetry) else Retry
+                    raise kind(
                         f"branch {self.name}: {retry.reason}",
                         after=retry.after,
                         may_double=retry.may_double,
-                    ) from retry
+                    ) from (retry.__cause__ or retry)
                 self._failed += outcome.failed
                 if outcome.forward is not None and not is_last:
                     self._buffers[self._next + 1].add_unlimited(outcome.forward)

@@ -33,7 +33,16 @@ import structlog
 from ..column_types import MixedTypes, join_tables
 from ..delivery.failures import original_records
 from ..delivery.ranges import merge_ranges, subtract_ranges
-from ..errors import Escaped, KmrError, SinkError, UnexpectedDuplicate, no_escape, reason_of
+from ..errors import (
+    Escaped,
+    KmrError,
+    SinkError,
+    UnexpectedDuplicate,
+    is_of_code,
+    no_escape,
+    place_of,
+    reason_of,
+)
 from ..record import Rows
 from ..service.threads import run_in_thread
 from .reducer import Retry
@@ -361,6 +370,11 @@ class FlushTrigger:
 _FIRST_BACKOFF: Final = 0.1  # seconds
 _LAST_BACKOFF: Final = 30.0
 _MOST_DOUBLINGS: Final = 20  # far beyond the last backoff; keeps the power small
+_MOST_OF_CODE: Final = 5  # attempts; an odd answer of a server may lead to an error of code, once
+
+
+class MistakeRetry(Retry):
+    """A retry after an exception that is a mistake of code (`is_of_code`), its cause."""
 
 
 async def retry_flush(
@@ -372,14 +386,20 @@ async def retry_flush(
         attempt: called with the number of the attempt.
         stage: the stage's name, for the log. A reason is logged when it differs from the one before.
         on_retry: called before each pause.
+
+    Raises:
+        SinkError: several attempts in a row ended with the same mistake of code.
     """
-    number = 1
+    number = alike = 1
     reason: str | None = None
     while True:
         try:
             return await attempt(number)
         except Retry as retry:
             seconds = _pause(retry, number)
+            alike = alike + 1 if retry.reason == reason else 1
+            if alike == _MOST_OF_CODE and isinstance(retry, MistakeRetry):
+                raise _mistake(stage, retry) from retry
             if retry.reason != reason:
                 reason = retry.reason
                 _log.warning(
@@ -388,6 +408,16 @@ async def retry_flush(
             on_retry(retry)
         await anyio.sleep(seconds)
         number += 1
+
+
+def _mistake(stage: str, retry: MistakeRetry) -> SinkError:
+    cause = retry.__cause__
+    assert cause is not None  # noqa: S101  see its class
+    return SinkError(
+        f"{stage}: each of {_MOST_OF_CODE} attempts to flush raised {retry.reason} ({place_of(cause)}), which "
+        "is a mistake of code or data: correct it; or set on_error='divert', which sends the rows to "
+        "reduce_err. What may succeed later raises Retry(reason), or another error than this"
+    )
 
 
 def _pause(retry: Retry, attempt: int) -> float:
@@ -481,7 +511,7 @@ def _refused_by(buffer: Buffer, error: Exception, *, may_repeat: bool) -> list[R
         return _divert(buffer, reason_of(error), error)
     if on_error == "stop" or isinstance(error, KmrError):
         raise error
-    raise Retry(reason_of(error)) from error
+    raise (MistakeRetry if is_of_code(error) else Retry)(reason_of(error)) from error
 
 
 async def _flush(buffer: Buffer, write: Write) -> pa.Table | None:

@@ -157,8 +157,9 @@ class Reducer(metaclass=Checked):
         when_full: at a limit of rows or bytes, `flush`, or hold back input until `max_age` is reached
             (`backpressure`), or until a rebalance, the drain or another stage waits for the rows.
         on_shutdown: `flush` the collected rows, or `drop` them unsettled: they are delivered again later.
-        on_error: after an exception of `flush`, `retry` without end, `divert` the rows to `reduce_err`,
-            or `stop` the worker.
+        on_error: after an exception of `flush`, `retry` until it succeeds, `divert` the rows to `reduce_err`,
+            or `stop` the worker. With `retry`, a mistake of code or data (`TypeError`, `KeyError`,
+            `ValueError`, ...) that comes five times in a row ends the worker.
 
     Attributes:
         keeps_rows: a flush returns all added rows in their order, so that each row still belongs to its

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -52,6 +52,7 @@ _SETTINGS: Mapping[str, int | str] = {
 _NO_MEMORY: Mapping[str, int] = {"insert_deduplicate": 0}
 _ALTER_SETTINGS: Mapping[str, int] = {"alter_sync": 2}  # wait for all replicas
 _VERIFICATIONS = 5
+_MOST_REFUSED = 1_000  # sections that are divided: then the rows of a refused one are refused together
 _RANGES_AT_A_TIME = 200  # they are in the URL of the query
 _PARTS_SQL = """
 SELECT sum(newest) AS found FROM (
@@ -62,7 +63,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Outcome(Enum):
-    """The outcome of a section; for a single refused row it is the answer instead."""
+    """The outcome of a section; where its rows are refused it is the answer instead."""
 
     WRITTEN = 1
     DIVIDED = 2
@@ -161,26 +162,32 @@ class Inserter:
     async def _attempt(self, insert: RangeRows, *, last: bool = False) -> Mapping[int, str]:
         block, table = await self._fit(insert)
         refused, general = block.refused, set(block.fitted.general)
-        todo = insert.sections()
+        todo, tries = deque(insert.sections()), 0
         while todo:
-            section = todo.pop()
+            section = todo.popleft()  # the largest: where few rows are bad, most are written soon
             outcome = self._outcomes.get(section.token)
             if outcome is None:
                 outcome = await self._send(section, block, table, last=last)
                 if isinstance(outcome, Answer):
                     if found := await self._violations(section, block, outcome):
                         refused.update(found)
-                        todo.append(section)  # with the same token: nothing was written under it
+                        todo.appendleft(section)  # with the same token: nothing was written under it
                         continue
-                    is_one = section.stop - section.start == 1
-                    outcome = outcome if is_one else _Outcome.DIVIDED
+                    # Counted, not timed, so that a repeated range is divided alike.
+                    if section.stop - section.start > 1 and tries < _MOST_REFUSED:
+                        outcome = _Outcome.DIVIDED
                 self._outcomes[section.token] = outcome
+            tries += outcome is not _Outcome.WRITTEN
             if outcome is _Outcome.DIVIDED:
                 todo += section.halves()
             elif isinstance(outcome, Answer):
-                refused[section.start] = outcome.reason
+                reason = outcome.reason
+                if (count := section.stop - section.start) > 1:
+                    reason += f" (one of {count} rows that were not tried alone: too many are refused)"
+                for row in range(section.start, section.stop):
+                    refused.setdefault(row, reason)
                 if not outcome.about_values:
-                    general.add(outcome.reason)
+                    general.add(reason)
         self.set_up.judge(table, len(insert), refused, general)
         self.leaving_out.of(table, block.fitted)
         return refused

@@ -19,6 +19,8 @@ from kmr.testing import Journal, MemoryWriter, VirtualTimeLoop, batch_of
 from ..stages import Bench, counts, running
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kmr.testing import VirtualClock
 
 
@@ -119,6 +121,65 @@ async def test_an_error_that_no_retry_can_fix_stops_even_when_errors_are_retried
             await anyio.sleep_forever()
     await bench.stage.close()
     bench.close()
+
+
+class OfALibrary(Exception):
+    """As httpx.HTTPError, aiohttp.ClientError, psycopg.Error, or boto3's ClientError."""
+
+
+class NoJson(OSError, ValueError):
+    """As requests.exceptions.JSONDecodeError: an answer of a proxy that is no JSON."""
+
+
+async def advance_until(clock: VirtualClock, done: Callable[[], bool]) -> None:
+    for _ in range(60):
+        if done():
+            return
+        await clock.advance(31.0)
+    raise AssertionError("not done")
+
+
+_LATER = [OSError, ConnectionResetError, TimeoutError, EOFError, RuntimeError, OfALibrary, NoJson]
+_MISTAKES = [KeyError, TypeError, ValueError, AttributeError, IndexError, pa.ArrowInvalid]
+
+
+@pytest.mark.parametrize("kind", [*_LATER, *_MISTAKES])
+async def test_a_mistake_of_code_ends_the_worker_and_all_else_is_tried_until_it_passes(
+    clock: VirtualClock, kind: type[Exception]
+) -> None:
+    journal = Journal()
+    outcomes = [kind("odd") for _ in range(4)]
+    journal.outcomes.extend([*outcomes, Retry("busy"), *outcomes])
+    bench = Bench(MemoryWriter(journal, max_rows=10))
+    async with running(bench):
+        bench.feed(10)
+        await advance_until(clock, lambda: counts(journal) == [10])
+        if kind in _LATER:
+            journal.outcomes.extend([kind("odd") for _ in range(20)])
+            bench.feed(10)
+            await advance_until(clock, lambda: counts(journal) == [10, 10])
+    if kind in _MISTAKES:
+        journal.outcomes.extend([kind("odd") for _ in range(5)])
+        bench = Bench(MemoryWriter(journal, max_rows=10))
+        message = rf"{kind.__name__}: '?odd'? \(.*testing.py:\d+\), which is a mistake of code or data"
+        with pytest.RaisesGroup(pytest.RaisesGroup(pytest.RaisesExc(SinkError, match=message))):
+            async with running(bench):
+                bench.feed(10)
+                await advance_until(clock, lambda: False)
+        await bench.stage.close()
+        bench.close()
+
+
+async def test_a_retry_that_a_sink_raises_for_a_mistake_is_a_retry(clock: VirtualClock) -> None:
+    journal = Journal()
+    retries = [Retry("no token in the answer") for _ in range(20)]
+    for retry in retries:
+        retry.__cause__ = KeyError("token")
+    journal.outcomes.extend(retries)
+    bench = Bench(MemoryWriter(journal, max_rows=10))
+    async with running(bench):
+        bench.feed(10)
+        await advance_until(clock, lambda: counts(journal) == [10])
 
 
 async def test_a_flush_that_returns_nonsense_is_refused() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmr.errors import StrategyError
+from kmr.sinks.clickhouse import inserts
 
 from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows, written
 
@@ -47,6 +48,32 @@ async def test_a_default_that_raises_refuses_its_row(
     assert poisoned_offsets(result) == [2]
     assert "Cannot read array from text" in reasons(result)[0]
     assert written(client, table) == [0, 1, 3, 4]
+
+
+async def test_thirty_thousand_rows_whose_default_raises_are_divided_so_many_times_only(
+    client: Client,
+    create_table: CreateTable,
+    open_writer: OpenWriter,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inserts, "_MOST_REFUSED", most := 200)
+    table = create_table(
+        OFFSETS + ", `raw` String, `n` Array(UInt32) DEFAULT CAST(raw AS Array(UInt32))"
+    )
+    writer = await open_writer(table, url=proxy.url)
+    good = set(range(20_000, 22_768))
+    raw = [f"[{n}]" if n in good else f"[{n}x" for n in range(32_768)]
+    result = await flush(writer, rows(0, 32_768, raw=raw))
+    assert len(proxy.tokens) <= 2 * most + 1
+    refused = poisoned_offsets(result)
+    assert sorted(refused + written(client, table)) == list(range(32_768)), "each has one outcome"
+    assert 30_000 < len(refused) < 30_400, "beside good rows that are in one section with a bad one"
+    together = [each for each in reasons(result) if "not tried alone: too many are refused" in each]
+    assert together and all("Cannot read array from text" in each for each in together)
+    first = len(proxy.tokens)
+    assert poisoned_offsets(await flush(writer, rows(0, 32_768, raw=raw))) == refused, "repeated"
+    assert proxy.tokens[first:] == proxy.tokens[:first]
 
 
 async def test_a_set_up_that_refuses_every_row_ends_the_worker(
