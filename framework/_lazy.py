@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .errors import MissingExtra
@@ -25,6 +23,9 @@ def lazy_exports(module: str) -> tuple[Callable[[str], Any], Callable[[], list[s
 
     @cache
     def exports() -> dict[str, tuple[str, str]]:
+        import ast
+        from pathlib import Path
+
         spec = cast("ModuleSpec", sys.modules[module].__spec__)
         # From the loader: in an archive, as Spark ships it to executors, there is no file to open. But that
         # of pytest, which rewrites the modules of its plugins' packages, has no source to give.

@@ -1,11 +1,12 @@
-"""Every error that a user can meet. Its message names the subject, the fact and the remedy."""
+"""Every error that a user can meet. Its message names the subject, the fact and the remedy.
+
+Few imports: the command line imports this before it can hold a signal.
+"""
 
 from __future__ import annotations
 
-import difflib
 from contextlib import contextmanager
 from functools import lru_cache
-from traceback import format_list, walk_tb
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    import asyncio  # here: it is most of the time until the command line can hold a signal
+    import asyncio
 
     if not isinstance(error, asyncio.CancelledError):
         return False
@@ -225,12 +226,16 @@ def traceback_of(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str:
     """Return the line that raised an exception: `/home/me/sink.py:12`."""
+    from traceback import walk_tb
+
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     file, line = frames[-1] if frames else ("?", 0)
     return f"{file}:{line}"
 
 
 def _frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
+    from traceback import walk_tb
+
     found: list[tuple[str, int, str]] = []
     for frame, line in walk_tb(error.__traceback__):
         if not found and frame.f_globals.get("__name__", "").startswith("kmr."):
@@ -241,6 +246,8 @@ def _frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
 
 @lru_cache(maxsize=256)
 def _shown_frames(frames: tuple[tuple[str, int, str], ...]) -> str:
+    from traceback import format_list
+
     return "".join(format_list([(*frame, None) for frame in frames]))
 
 
@@ -274,5 +281,7 @@ def did_you_mean(
         similar: the least similarity, from 0 (any) to 1 (equal).
         shown: returns the form in which the message shows a known name.
     """
+    import difflib
+
     near = difflib.get_close_matches(name, list(known), 1, similar)
     return f"; did you mean {shown(near[0])}?" if near else ""

@@ -11,9 +11,9 @@ def main() -> NoReturn:
 
     Everything is imported here, because signals may come meanwhile: imports are most of the start.
     """
-    if sys.argv[1:2] == ["run"]:
-        hold_hangups()
     try:
+        if sys.argv[1:2] == ["run"]:
+            hold_hangups()
         from .root import main as run
 
         run()

@@ -414,8 +414,8 @@ def _mistake(stage: str, retry: MistakeRetry) -> SinkError:
     cause = retry.__cause__
     assert cause is not None  # noqa: S101  see its class
     return SinkError(
-        f"{stage}: each of {_MOST_OF_CODE} attempts to flush raised {retry.reason} ({place_of(cause)}), which "
-        "is a mistake of code or data: correct it; or set on_error='divert', which sends the rows to "
+        f"{stage}: each of {_MOST_OF_CODE} attempts to flush raised {retry.reason} ({place_of(cause)}), "
+        "which is a mistake of code or data: correct it; or set on_error='divert', which sends the rows to "
         "reduce_err. What may succeed later raises Retry(reason), or another error than this"
     )
 

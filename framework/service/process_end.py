@@ -74,8 +74,7 @@ class ProcessEnd:
             hangup: False: the caller has taken over SIGHUP.
         """
         self._deadline.on_begin = self._begun
-        if not self._once:  # a supervisor kills its workers itself
-            watchdog.watch(self._deadline.seconds)
+        watchdog.watch(self._deadline.seconds, once=self._once)
         numbers = [signal.SIGTERM, signal.SIGINT]
         if self._once:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)

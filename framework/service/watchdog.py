@@ -2,14 +2,15 @@
 
 A call that holds the lock (a regular expression that backtracks, a C extension) keeps every thread from
 running, also those that handle signals and deadlines. But the interpreter writes each signal to a pipe
-(`signal.set_wakeup_fd`) without the lock. The watchdog reads it. When the deadline has passed, it lets the
-process print its stacks and exit: both are done by C code.
+(`signal.set_wakeup_fd`) without the lock. The watchdog reads it. When the deadline has passed, or a
+supervisor abandons the process, it lets the process print its stacks and exit: both are done by C code.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import math
 import os
 import signal
 import subprocess
@@ -24,7 +25,10 @@ signal to the process and to its group."""
 
 _GRACE: Final = 1.0
 """Seconds that the watchdog waits after the deadline. If the lock is free, the process has ended itself by
-then, with a message that says more."""
+then, with a message that says more. At most a tenth of the deadline where a supervisor waits, too."""
+
+ABANDON: Final = signal.SIGUSR1
+"""What a supervisor sends to a worker that hangs: it prints its stacks, and ends at once."""
 
 _STACKS: Final = signal.SIGUSR2
 _EXIT: Final = signal.SIGQUIT
@@ -34,8 +38,8 @@ _CODE: Final = """
 import os, select, signal, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
-worker, seconds, grace, same, note, stacks, end = os.getppid(), *map(float, sys.argv[1:])
-signalled, begun, at = None, None, None
+worker, seconds, grace, same, note, abandon, stacks, end = os.getppid(), *map(float, sys.argv[1:])
+signalled, begun, at, why = None, None, None, ""
 while True:
     left = None if at is None else max(0.0, at - time.monotonic())
     if not select.select([0], [], [], left)[0]:
@@ -45,6 +49,8 @@ while True:
         sys.exit()
     for number in numbers:
         now = time.monotonic()
+        if number == abandon:
+            at, why = now, "abandoned by its supervisor"
         if number not in (0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             continue
         if begun is None:
@@ -56,9 +62,10 @@ while True:
 os.kill(worker, int(stacks))
 time.sleep(0.5)
 said = os.pread(int(note), 1000, 0).decode(errors="replace").strip()
-waited = time.monotonic() - begun
-text = (f"kmr: not ended {waited:.0f} s after the shutdown began: a call holds Python's interpreter lock "
-    f"(the last that began: {said}); its stack is above. Records that are not committed come again")
+why = why or (f"not ended {time.monotonic() - begun:.0f} s after the shutdown began: a call holds Python's "
+    "interpreter lock")
+text = (f"kmr: {why} (the last that began: {said}); its stack is above. Records that are not committed come "
+    "again")
 os.write(2, text.encode() + bytes([10]))
 os.kill(worker, int(end))
 """
@@ -68,11 +75,12 @@ _signals: int | None = None
 _process: subprocess.Popen[bytes] | None = None
 
 
-def watch(seconds: float) -> None:
+def watch(seconds: float, *, once: bool = False) -> None:
     """Start the watchdog. Call it in the main thread, once in a process.
 
     Args:
         seconds: from the first signal to the end of the process.
+        once: a second signal has no effect; a supervisor kills the process soon after the deadline.
     """
     global _note, _signals, _process  # noqa: PLW0603  one for the process, as signals are
     if _signals is not None or signal.getsignal(_STACKS) is not signal.SIG_DFL:
@@ -87,7 +95,10 @@ def watch(seconds: float) -> None:
     os.set_blocking(_signals, False)
     with tempfile.TemporaryFile() as file:
         _note = os.dup(file.fileno())
-    numbers = (seconds, _GRACE, SAME_SIGNAL, _note, int(_STACKS), int(_EXIT))
+    signal.signal(ABANDON, lambda *_: None)  # else it is not written to the pipe
+    same = math.inf if once else SAME_SIGNAL
+    grace = min(_GRACE, seconds / 10) if once else _GRACE
+    numbers = (seconds, grace, same, _note, int(ABANDON), int(_STACKS), int(_EXIT))
     _process = subprocess.Popen(  # noqa: S603  it ends when the pipe is closed, with this process
         [sys.executable, "-I", "-S", "-c", _CODE, *map(str, numbers)],
         stdin=heard,

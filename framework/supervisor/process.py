@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 from anyio.lowlevel import checkpoint
 
+from ..service.watchdog import ABANDON
 from .messages import (
     Admit,
     Ask,
@@ -190,6 +191,15 @@ class WorkerProcess:
             self.tell(Stay())
         self._send(signal.SIGTERM)
 
+    def abandon(self, reason: str) -> None:
+        """Let it print its stacks and end, though it hangs. Return at once; `kill` it after a time.
+
+        Args:
+            reason: why, for `ending`.
+        """
+        self._killed_for = reason
+        self._send(ABANDON)
+
     def kill(self, reason: str = "") -> None:
         """End it at once, from any thread.
 
@@ -210,7 +220,7 @@ class WorkerProcess:
         """Why it ended, as a part of a message."""
         if self._failure:
             return self._failure
-        if self._killed_for and self.code == -signal.SIGKILL:
+        if self._killed_for:
             return f"killed, because it was {self._killed_for}"
         if self.code < 0:
             return f"killed by signal {-self.code} ({signal.strsignal(-self.code)})"

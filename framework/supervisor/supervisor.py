@@ -44,8 +44,11 @@ if TYPE_CHECKING:
 
     from ..settings import Settings
 
-_MARGIN: Final = 1.0
-"""Seconds, or a tenth of the deadline, that a worker ends before the supervisor's own deadline."""
+_MARGIN: Final = 2.5
+"""Seconds, or a quarter of the deadline, that a worker's own ends before the supervisor's: meanwhile its
+watchdog prints the stack of a call that hangs."""
+
+_ABANDONED: Final = 2.0  # seconds that a worker has to print its stacks
 
 _log = structlog.get_logger(__name__)
 
@@ -191,7 +194,7 @@ class Supervisor:
             **self._flags,
             "workers": len(self.workers),
             "group_instance_id": f"{self._prefix}-{worker.index}",
-            "shutdown_deadline": seconds - min(_MARGIN, seconds / 10),
+            "shutdown_deadline": seconds - min(_MARGIN, seconds / 4),
         }
         job = Job(
             index=worker.index,
@@ -218,6 +221,8 @@ class Supervisor:
         reason = await wait_until_hung(process, self._settings.worker_live_timeout)
         if not self._ending.is_set():  # a drain has its own deadline
             _log.error("a worker hangs and is killed", worker=process.index, reason=reason)
+            process.abandon(reason)
+            await anyio.sleep(_ABANDONED)
             process.kill(reason)
 
     async def _keep(self, worker: SupervisedWorker) -> None:

@@ -52,7 +52,9 @@ _SETTINGS: Mapping[str, int | str] = {
 _NO_MEMORY: Mapping[str, int] = {"insert_deduplicate": 0}
 _ALTER_SETTINGS: Mapping[str, int] = {"alter_sync": 2}  # wait for all replicas
 _VERIFICATIONS = 5
-_MOST_REFUSED = 1_000  # sections that are divided: then the rows of a refused one are refused together
+_MOST_REFUSED = (
+    1_000  # sections that are divided: then the rows of a refused one are refused together
+)
 _RANGES_AT_A_TIME = 200  # they are in the URL of the query
 _PARTS_SQL = """
 SELECT sum(newest) AS found FROM (
@@ -171,7 +173,9 @@ class Inserter:
                 if isinstance(outcome, Answer):
                     if found := await self._violations(section, block, outcome):
                         refused.update(found)
-                        todo.appendleft(section)  # with the same token: nothing was written under it
+                        todo.appendleft(
+                            section
+                        )  # with the same token: nothing was written under it
                         continue
                     # Counted, not timed, so that a repeated range is divided alike.
                     if section.stop - section.start > 1 and tries < _MOST_REFUSED:
@@ -183,7 +187,9 @@ class Inserter:
             elif isinstance(outcome, Answer):
                 reason = outcome.reason
                 if (count := section.stop - section.start) > 1:
-                    reason += f" (one of {count} rows that were not tried alone: too many are refused)"
+                    reason += (
+                        f" (one of {count} rows that were not tried alone: too many are refused)"
+                    )
                 for row in range(section.start, section.stop):
                     refused.setdefault(row, reason)
                 if not outcome.about_values:

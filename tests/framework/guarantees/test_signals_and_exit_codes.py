@@ -277,6 +277,42 @@ async def test_a_map_that_holds_the_interpreter_lock_does_not_outlive_the_deadli
 
 
 @pytest.mark.slow
+async def test_a_worker_that_holds_the_interpreter_lock_tells_its_supervisor_where(
+    broker: Broker, tmp_path: Path
+) -> None:
+    async with workers_of(tmp_path, broker) as workers:
+        await produce(broker, b"a")
+        flags = ("--workers", "2", "--worker-live-timeout", "2", "--shutdown-deadline", "8")
+        process = await workers.start("hung_lock", *flags)
+        assert process.stdout is not None
+        errors = b""
+
+        async def read_errors() -> None:
+            nonlocal errors
+            assert process.stderr is not None
+            async for chunk in process.stderr:
+                errors += chunk
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read_errors)
+            await read_until(process, b"hanging")  # it is abandoned, and started again
+            await read_until(process, b"hanging")
+            said = errors.decode()
+            assert "not live for" in said
+            assert "abandoned by its supervisor (the last that began: map <Batch in-0[0..0]" in said
+            assert "in locked" in said, "its stack is printed"
+            began, seen = anyio.current_time(), len(errors)
+            process.send_signal(signal.SIGTERM)
+            with anyio.fail_after(WELL_BEFORE_FOR_EVER):
+                assert await process.wait() == 3
+            assert anyio.current_time() - began < 12
+        said = errors[seen:].decode()
+        assert "interpreter lock (the last that began: map <Batch in-0[0..0]" in said
+        assert "in locked" in said
+        assert "did not drain within shutdown_deadline" in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["hung_flush", "hung_loop"])
 async def test_a_second_signal_ends_the_process_at_once_whatever_hangs(
     strategy: str, broker: Broker, tmp_path: Path

@@ -161,7 +161,9 @@ async def test_a_mistake_of_code_ends_the_worker_and_all_else_is_tried_until_it_
     if kind in _MISTAKES:
         journal.outcomes.extend([kind("odd") for _ in range(5)])
         bench = Bench(MemoryWriter(journal, max_rows=10))
-        message = rf"{kind.__name__}: '?odd'? \(.*testing.py:\d+\), which is a mistake of code or data"
+        message = (
+            rf"{kind.__name__}: '?odd'? \(.*testing.py:\d+\), which is a mistake of code or data"
+        )
         with pytest.RaisesGroup(pytest.RaisesGroup(pytest.RaisesExc(SinkError, match=message))):
             async with running(bench):
                 bench.feed(10)

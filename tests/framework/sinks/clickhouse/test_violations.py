@@ -70,7 +70,8 @@ async def test_thirty_thousand_rows_whose_default_raises_are_divided_so_many_tim
     assert sorted(refused + written(client, table)) == list(range(32_768)), "each has one outcome"
     assert 30_000 < len(refused) < 30_400, "beside good rows that are in one section with a bad one"
     together = [each for each in reasons(result) if "not tried alone: too many are refused" in each]
-    assert together and all("Cannot read array from text" in each for each in together)
+    assert together
+    assert all("Cannot read array from text" in each for each in together)
     first = len(proxy.tokens)
     assert poisoned_offsets(await flush(writer, rows(0, 32_768, raw=raw))) == refused, "repeated"
     assert proxy.tokens[first:] == proxy.tokens[:first]
