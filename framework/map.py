@@ -97,7 +97,6 @@ class MapStage:
         self._max_records = max_records
         self._replay_to = replay_to
         self._failed_to = failed_to
-        self._tracing = shared.tracing
         self._scope = anyio.CancelScope()
         self._waiting = anyio.CancelScope()
         self._waits = Waiting()
@@ -254,7 +253,7 @@ class MapStage:
 
         with self._budget.mapping(batch):
             try:
-                async with self._tracing.mapping(batch) as span:
+                async with self._metrics.tracing.mapping(batch) as span:
                     with self._waits.on("a thread or process for its map"):
                         mapped = await self._executor.map(
                             self._strategy.map, self._strategy.map_spec, batch, begin, self._stop

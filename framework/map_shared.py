@@ -114,7 +114,7 @@ class SharedMap:
 
     def add(self, partition: TopicPartition, stage: MapStage) -> None:
         """Let a stage take part, if its map may."""
-        if self._executor.can_share(stage.spec) and self._parts.tracing is OFF:
+        if self._executor.can_share(stage.spec) and self._parts.metrics.tracing is OFF:
             self.shares[partition] = stage.share = Share(stage)
 
     def remove(self, partition: TopicPartition) -> None:

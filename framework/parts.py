@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .observe.tracing import OFF
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .delivery.ledger import Ledgers
     from .intake.backpressure import Budget, Gate
     from .observe.metrics import Metrics
-    from .observe.tracing import Tracing
     from .record import TopicPartition
 
 
@@ -25,7 +22,6 @@ class SharedParts:
         gate: while it is closed, no map, or no flush, begins.
         on_failure: called with the error that ends a stage, before its streams are closed.
         is_at_end: returns whether the broker has no more records of a partition, and said so lately.
-        tracing: makes a span of each batch and each flush.
     """
 
     ledgers: Ledgers
@@ -34,4 +30,3 @@ class SharedParts:
     metrics: Metrics
     on_failure: Callable[[BaseException], None]
     is_at_end: Callable[[TopicPartition], bool] = lambda _partition: False
-    tracing: Tracing = OFF

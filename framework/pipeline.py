@@ -20,7 +20,6 @@ from .map import MapStage
 from .map_shared import SharedMap
 from .mapping.executor import Executor
 from .memory.remembering import Remembering
-from .observe.tracing import OFF
 from .parts import SharedParts
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from .lookups.follower import Follower
     from .observe.metrics import Metrics
     from .observe.status import StageStatus
-    from .observe.tracing import Tracing
     from .record import TopicPartition
     from .settings import Settings
     from .strategy import Strategy
@@ -80,7 +78,6 @@ class Pipeline:
 
     Args:
         on_failure: called with the error of a stage, before any other stage notices that it has failed.
-        tracing: makes a span of each batch and each flush.
     """
 
     def __init__(
@@ -91,7 +88,6 @@ class Pipeline:
         metrics: Metrics,
         *,
         on_failure: Callable[[BaseException], None] = lambda _: None,
-        tracing: Tracing = OFF,
     ) -> None:
         self._strategy = strategy
         self._consumer = consumer
@@ -124,7 +120,6 @@ class Pipeline:
             metrics,
             on_failure=on_failure,
             is_at_end=self._is_at_end,
-            tracing=tracing,
         )
         maps = self._map_parts = replace(shared, gate=self._mapping)
         self.shared_map = SharedMap(self._executor, self.intake.inboxes, maps)

@@ -205,7 +205,7 @@ class ReduceStage:
 
     async def _flush(self, buffer: Buffer, reason: FlushReason) -> None:
         """Flush until it is done, then send on the reducer's output and the failed records."""
-        async with self._shared.tracing.flushing(self.name, reason, buffer.held) as span:
+        async with self._metrics.tracing.flushing(self.name, reason, buffer.held) as span:
             on_retry = partial(self._on_retry, span)
             again = True
             while again:
@@ -268,18 +268,12 @@ class ReduceStage:
         metrics = self._metrics
         if self._out is None and self._errors is not None:
             metrics.done.written += buffer.rows - sum(map(len, outcome.failed))
-        metrics.flushes.labels(self.name, reason).inc()
-        sizes = {self.name: (buffer.rows, buffer.bytes)}
+        now = anyio.current_time()
+        seconds = now - (now if self._flushing_since is None else self._flushing_since)
+        metrics.count_flush(self.name, reason, buffer.rows, buffer.bytes, seconds)
         if isinstance(buffer.reducer, Branches):
-            counts = buffer.reducer.counts.items()
-            sizes |= {f"{self.name} {branch}": size for branch, size in counts}
-        for stage, (rows, nbytes) in sizes.items():
-            metrics.flush_records.labels(stage).observe(rows)
-            metrics.flush_bytes.labels(stage).observe(nbytes)
-        if self._flushing_since is not None:
-            metrics.flush_seconds.labels(self.name).observe(
-                anyio.current_time() - self._flushing_since
-            )
+            for branch, (rows, nbytes) in buffer.reducer.counts.items():
+                metrics.count_rows(f"{self.name} {branch}", rows, nbytes)
 
     def held(self) -> list[Rows]:
         """Return the rows that are collected or being flushed."""

@@ -115,8 +115,8 @@ class _WorkerThread(threading.Thread):
 
     async def _work(self) -> None:
         metrics = Metrics()
-        async with telemetry(self._settings, metrics) as tracing:
-            worker = Worker(self._strategy, self._settings, metrics=metrics, tracing=tracing)
+        async with telemetry(self._settings, metrics):
+            worker = Worker(self._strategy, self._settings, metrics=metrics)
             self._running = asyncio.get_running_loop(), worker
             if self._reason is not None:
                 worker.shutdown(self._reason)

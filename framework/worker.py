@@ -25,7 +25,7 @@ from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
 from .observe.progress import CatchUp, DrainTime, ProgressLog
 from .observe.status import PartitionStatus, WorkerStatus
-from .observe.tracing import OFF, telemetry
+from .observe.tracing import telemetry
 from .observe.waits import WaitLog
 from .pipeline import Pipeline
 from .record import TopicPartition
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from .kafka.consumer import Consumer
-    from .observe.tracing import Tracing
     from .settings import Settings
     from .strategy import Strategy
 
@@ -81,10 +80,9 @@ class Worker:
     Args:
         strategy: how the records are processed.
         settings: the connection, the topics and the limits.
-        metrics: the metrics to record in; with a registry of their own by default.
+        metrics: the observer that all stages tell what they do; by default one of its own.
         consumer: the Kafka client; made from the settings by default.
         supervisor: of several workers; None if this is the only one.
-        tracing: makes a span of each batch and each flush.
 
     Raises:
         StrategyError: a stage writes to a topic that is read.
@@ -103,7 +101,6 @@ class Worker:
         metrics: Metrics | None = None,
         consumer: Consumer | None = None,
         supervisor: SupervisorLink | None = None,
-        tracing: Tracing = OFF,
     ) -> None:
         self._subscription = Subscription(settings.topics, settings.topic_pattern)
         for topic in settings.topics:
@@ -126,7 +123,6 @@ class Worker:
             settings,
             self.metrics,
             on_failure=self._fail,
-            tracing=tracing,
         )
         self._committer = self._pipeline.committer
         self._events = EventHandler(
@@ -505,8 +501,8 @@ async def _run_process(
     strategy: Strategy, settings: Settings, supervisor: SupervisorLink | None
 ) -> int:
     metrics = Metrics()
-    async with telemetry(settings, metrics) as tracing:
-        worker = Worker(strategy, settings, metrics=metrics, supervisor=supervisor, tracing=tracing)
+    async with telemetry(settings, metrics):
+        worker = Worker(strategy, settings, metrics=metrics, supervisor=supervisor)
         return await _run_until_signal(worker, supervisor)
 
 

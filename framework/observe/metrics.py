@@ -1,4 +1,4 @@
-"""The metrics of a worker. Stages record for each batch or flush, never for each record."""
+"""What a worker tells of itself. Stages record for each batch or flush, never for each record."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .._extras import installed_version
 from ..strategy import ERROR_STAGE, MAP_STAGE
 from .failures import FailureLog
 from .progress import Summary
+from .tracing import OFF
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..lookups.follower import Follower
     from .status import PartitionStatus, StageStatus
+    from .tracing import Tracing
 
 BACKPRESSURE_OF_INTAKE: Final = ("intake", "inflight_bytes")
 """The stage and the reason of the time that intake stands still."""
@@ -41,9 +43,13 @@ class _Registry(CollectorRegistry):
 
 
 class Metrics:
-    """The metrics of one worker, in a registry of their own. Other attributes are Prometheus collectors.
+    """The observer of one worker: all stages tell it what they do.
+
+    It has metrics, in a registry of their own, the latest failures, and spans. Other attributes are
+    Prometheus collectors.
 
     Attributes:
+        tracing: makes a span of each batch and each flush; see `kmr.observe.tracing.telemetry`.
         failures: the latest failures, with the reasons that counters do not have.
         done: what the worker has done so far.
         repeated: how many attempts to flush, and commits, failed and are repeated.
@@ -51,6 +57,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else _Registry()
+        self.tracing: Tracing = OFF
         self.failures = FailureLog()
         self.done = Summary()
         self.repeated = 0
@@ -262,6 +269,17 @@ class Metrics:
         """Count the records of a batch that was mapped, and those that made no row and did not fail."""
         self.done.read += records
         self.done.filtered += filtered
+
+    def count_flush(self, stage: str, reason: str, rows: int, nbytes: int, seconds: float) -> None:
+        """Count a flush; `seconds` includes its retries."""
+        self.flushes.labels(stage, reason).inc()
+        self.flush_seconds.labels(stage).observe(seconds)
+        self.count_rows(stage, rows, nbytes)
+
+    def count_rows(self, stage: str, rows: int, nbytes: int) -> None:
+        """Count the rows of a flush, or those of a branch in it."""
+        self.flush_records.labels(stage).observe(rows)
+        self.flush_bytes.labels(stage).observe(nbytes)
 
     def count_retry(self, stage: str, reason: str, attempts: int = 1) -> None:
         """Count attempts to flush that must be repeated."""

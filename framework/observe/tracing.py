@@ -70,18 +70,19 @@ OFF: Final[Tracing] = _Off()
 
 
 @asynccontextmanager
-async def telemetry(settings: Settings, metrics: Metrics) -> AsyncIterator[Tracing]:
-    """Export traces and metrics by OTLP inside the block, if `settings.otel` is set.
+async def telemetry(settings: Settings, metrics: Metrics) -> AsyncIterator[None]:
+    """Export metrics by OTLP inside the block, and the spans of `metrics.tracing`, if `settings.otel` is set.
 
     Raises:
         MissingExtra: OpenTelemetry is not installed.
         SettingsError: a variable of OpenTelemetry has a value that is not supported.
     """
     if not settings.otel:
-        yield OFF
+        yield
         return
     require_extra("otel", "--otel")
     from .otel import Telemetry
 
     async with Telemetry(settings, metrics.registry) as running:
-        yield running.tracing
+        metrics.tracing = running.tracing
+        yield

@@ -9,7 +9,6 @@ import anyio
 import anyio.lowlevel
 
 from kmr.mapping.functions import map_record
-from kmr.observe.tracing import OFF
 from kmr.record import Record, TopicPartition
 from kmr.settings import Settings
 from kmr.testing import Journal, MemoryConsumer, batch_of
@@ -18,7 +17,7 @@ from kmr.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from kmr.observe.tracing import Tracing
+    from kmr.observe.metrics import Metrics
     from kmr.strategy import Strategy
 
 
@@ -35,11 +34,11 @@ def locate(record: Record) -> dict[str, int] | None:
 
 @asynccontextmanager
 async def running(
-    strategy: Strategy, consumer: MemoryConsumer, *, tracing: Tracing = OFF, **settings: Any
+    strategy: Strategy, consumer: MemoryConsumer, *, metrics: Metrics | None = None, **settings: Any
 ) -> AsyncIterator[Worker]:
     """Run a worker until the end of the block, and drain it."""
     base: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
-    worker = Worker(strategy, Settings(**(base | settings)), consumer=consumer, tracing=tracing)
+    worker = Worker(strategy, Settings(**(base | settings)), consumer=consumer, metrics=metrics)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(worker.run)
         await consumer.started.wait()

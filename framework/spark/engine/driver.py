@@ -189,10 +189,7 @@ class DriverReducers:
     def _observe(self, what: TaskReport | ChainResult) -> None:
         metrics = self._metrics
         for flush in what.flushes:
-            metrics.flushes.labels(flush.stage, flush.reason).inc()
-            metrics.flush_records.labels(flush.stage).observe(flush.rows)
-            metrics.flush_bytes.labels(flush.stage).observe(flush.bytes)
-            metrics.flush_seconds.labels(flush.stage).observe(flush.seconds)
+            metrics.count_flush(flush.stage, flush.reason, flush.rows, flush.bytes, flush.seconds)
         for stage, count in what.retries.items():
             metrics.count_retry(stage, "the log has the reason", count)
 

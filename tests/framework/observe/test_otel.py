@@ -70,7 +70,8 @@ class Traced:
         self.exporter = InMemorySpanExporter()
         self.provider = TracerProvider(resource=Resource.get_empty(), shutdown_on_exit=False)
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracing = OtelTracing(self.provider, "g", 128)
+        self.metrics = Metrics()
+        self.metrics.tracing = OtelTracing(self.provider, "g", 128)
         self.consumer = MemoryConsumer()
 
     async def run(self, strategy: Strategy, *batches: Batch, **settings: Any) -> list[ReadableSpan]:
@@ -78,7 +79,7 @@ class Traced:
         for batch in batches:
             self.consumer.put(batch)
         with anyio.fail_after(60):
-            async with running(strategy, self.consumer, tracing=self.tracing, **settings) as worker:
+            async with running(strategy, self.consumer, metrics=self.metrics, **settings) as worker:
                 # Else the first batch is mapped in parts: nothing is known yet of the size of its rows.
                 worker.pipeline.intake.budget.learn("t", 1, 0)
                 worker.pipeline.intake.budget.limit = 2**40
@@ -177,7 +178,7 @@ async def test_an_error_ends_the_span_as_one() -> None:
     traced_worker = Traced()
     batch = traced(0, [None])
     with pytest.raises(RuntimeError, match="no room"):
-        async with traced_worker.tracing.mapping(batch):
+        async with traced_worker.metrics.tracing.mapping(batch):
             raise RuntimeError("no room")
     (span,) = traced_worker.exporter.get_finished_spans()
     assert span.status.status_code == trace.StatusCode.ERROR

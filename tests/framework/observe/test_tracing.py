@@ -9,7 +9,8 @@ from kmr.testing import batch_of
 
 
 async def test_off_there_is_no_span_and_nothing_is_started() -> None:
-    async with telemetry(Settings(topics=("t",), group="g"), Metrics()) as tracing:
-        assert tracing is OFF
-        async with tracing.mapping(batch_of("t", 0, 0, [b"x"])) as span:
+    metrics = Metrics()
+    async with telemetry(Settings(topics=("t",), group="g"), metrics):
+        assert metrics.tracing is OFF
+        async with metrics.tracing.mapping(batch_of("t", 0, 0, [b"x"])) as span:
             assert span is None
