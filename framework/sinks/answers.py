@@ -19,17 +19,22 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from ..errors import StrategyError
+import anyio
+
+from ..errors import KmrError, SinkError, StrategyError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+
+T = TypeVar("T")
 
 Kind = Literal["later", "schema", "rows", "stop", "unknown"]
 
 _LONGEST_REASON: Final = 300
 _LARGE: Final = 100  # rows
+_RECONNECT: Final = 0.5  # seconds between attempts to reach a server that is not there yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,35 @@ class Answer:
     after: float | None = None
     not_begun: bool = False
     message: str = ""
+
+
+async def connected(
+    server: object,
+    seconds: float,
+    connect: Callable[[], Awaitable[T]],
+    meaning: Callable[[Exception], Answer],
+) -> T:
+    """Connect; wait so many seconds for a server that is not there yet.
+
+    Raises:
+        SinkError: it does not answer in time, or refuses the connection.
+    """
+    deadline = anyio.current_time() + seconds
+    while True:
+        try:
+            return await connect()
+        except KmrError:
+            raise
+        except Exception as error:  # noqa: BLE001  `meaning` knows those of its client
+            answer = meaning(error)
+            if answer.kind != "later":
+                raise SinkError(f"{server} refuses the connection: {answer.reason}") from None
+            if anyio.current_time() >= deadline:
+                raise SinkError(
+                    f"{server} did not answer for {seconds:g} s: {answer.reason}. Start it, or correct "
+                    "the URL"
+                ) from None
+        await anyio.sleep(_RECONNECT)
 
 
 class SetUp:

@@ -6,19 +6,44 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from ..columns.fitted import Fitted, fit_columns, fit_letters
 from ..columns.kinds import whole
 from ..errors import StrategyError
+from ..record import with_place
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    import pyarrow as pa
-
     from ..columns.fitted import TargetColumn
+    from .changes import Changes
+    from .clickhouse.changes import Versions
 
 ExtraColumns = Literal["error", "ignore"]
+
+
+def schema_to_create(
+    table: str,
+    create: bool | pa.Schema,
+    declared: pa.Schema | None,
+    changes: Changes | Versions | None,
+    only: Sequence[str] | None,
+) -> pa.Schema | None:
+    """Return the columns of a table that a writer makes, by its arguments; None if nobody declares them.
+
+    Raises StrategyError if rows lack one of `only`.
+    """
+    schema = create if isinstance(create, pa.Schema) else declared
+    if schema is None:
+        return None
+    if changes is not None:
+        schema = changes.columns(schema)
+    elif schema is declared:
+        schema = with_place(schema)
+    if absent := [name for name in only or () if name not in schema.names]:
+        raise StrategyError(f"the rows for {table} have no column {', '.join(absent)}")
+    return schema if only is None else pa.schema([schema.field(name) for name in only])
 
 
 class TableColumn(Protocol):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-import anyio
 import pyarrow as pa
 import structlog
 
 from ...errors import KmrError, SinkError, StrategyError
-from ...record import with_place
 from ...reducers.sink import declared_columns
 from ...service.threads import run_in_thread
-from ..answers import of_clickhouse, one_line
+from ..answers import connected, of_clickhouse, one_line
 from ..changes import Changes
+from ..choosing import schema_to_create
 from ..planning import MAX_BLOCK_ROWS
 from ..ranges import RangeWriter
 from .changes import Versions
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from .deduplication import InsertMemory
     from .table import ClickHouseTable, Compression
 
-_RECONNECT = 0.5  # seconds between attempts to reach a server that is not there yet
 _RESERVED = (
     *("insert_deduplication_token", "async_insert"),
     *("insert_deduplicate", "deduplicate_insert"),
@@ -322,7 +321,7 @@ class ClickHouseWriter(RangeWriter):
             StrategyError: no columns are declared, ClickHouse has no type for one of them, or they lack one
                 of `columns`.
         """
-        schema = self.create if isinstance(self.create, pa.Schema) else declared
+        schema = schema_to_create(self.table, self.create, declared, self._versions, self.columns)
         if schema is None:
             raise StrategyError(
                 f"ClickHouseWriter({self.table!r}): the columns of its rows are not declared, so no CREATE "
@@ -330,14 +329,6 @@ class ClickHouseWriter(RangeWriter):
                 "annotation (-> Hit), @map_record(schema=...) or ClickHouseWriter(create=pa.schema(...)), or "
                 "take those of a sample: kmr clickhouse create-table STRATEGY --sample FILE"
             )
-        if self._versions is not None:
-            schema = self._versions.columns(schema)
-        elif schema is declared:
-            schema = with_place(schema)
-        if self.columns is not None:
-            if absent := [column for column in self.columns if column not in schema.names]:
-                raise StrategyError(f"the rows for {self.table} have no column {', '.join(absent)}")
-            schema = pa.schema([schema.field(column) for column in self.columns])
         target, name = self.target()
         return create_table(target.database, name, schema, self.layout)
 
@@ -392,28 +383,15 @@ class ClickHouseWriter(RangeWriter):
                 _log.warning("inserts may be doubled", stage=stage, advice=advice)
 
     async def _connect(self, target: ClickHouseAddress) -> ClickHouseConnection:
-        deadline = anyio.current_time() + self.connect_timeout
-        while True:
-            try:
-                return await connect_async(
-                    target,
-                    settings=self.settings,
-                    connect_timeout=self.connect_timeout,
-                    timeout=self.timeout,
-                    options=self.client,
-                )
-            except KmrError:
-                raise
-            except Exception as error:
-                failure = of_clickhouse(error)
-                if failure.kind != "later":
-                    raise SinkError(f"{target} refuses the connection: {failure.reason}") from error
-                if anyio.current_time() >= deadline:
-                    raise SinkError(
-                        f"{target} did not answer for {self.connect_timeout:g} s: {failure.reason}. "
-                        "Start it, or correct the URL"
-                    ) from error
-            await anyio.sleep(_RECONNECT)
+        connect = partial(
+            connect_async,
+            target,
+            settings=self.settings,
+            connect_timeout=self.connect_timeout,
+            timeout=self.timeout,
+            options=self.client,
+        )
+        return await connected(target, self.connect_timeout, connect, of_clickhouse)
 
     async def close(self) -> None:
         """Disconnect."""

@@ -12,9 +12,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from ...config.secrets import read_secret
-from ...errors import SinkError, StrategyError
+from ...errors import StrategyError
 from ...service.storage import without_secrets
-from ..answers import of_postgres
+from ..answers import connected, of_postgres
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 URL_VARIABLE = "KMR_POSTGRES_URL"
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
-
-_RECONNECT = 0.5  # seconds between attempts to reach a server that is not there yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +82,7 @@ class Pool:
         Raises:
             SinkError: it does not answer in time, or refuses the connection.
         """
-        deadline = anyio.current_time() + seconds
-        while True:
-            try:
-                self._idle.append(await self.connect())
-            except (psycopg.Error, OSError) as error:  # TimeoutError is an OSError
-                answer = of_postgres(error)
-                if answer.kind != "later":
-                    raise SinkError(f"{self} refuses the connection: {answer.reason}") from None
-                if anyio.current_time() >= deadline:
-                    raise SinkError(
-                        f"{self} did not answer for {seconds:g} s: {answer.reason}. Start it, or correct "
-                        "the URL"
-                    ) from None
-            else:
-                return
-            await anyio.sleep(_RECONNECT)
+        self._idle.append(await connected(self, seconds, self.connect, of_postgres))
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:

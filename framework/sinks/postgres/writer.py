@@ -14,14 +14,14 @@ import pyarrow as pa
 import structlog
 
 from ...errors import KmrError, SinkError, StrategyError
-from ...record import filled, with_place
+from ...record import filled
 from ...reducers.finding import Finding, compare_clocks
 from ...reducers.reducer import Retry
 from ...reducers.sink import declared_columns
 from ...service.threads import run_in_thread
 from ..answers import of_postgres, one_line
 from ..changes import Changes
-from ..choosing import choose
+from ..choosing import choose, schema_to_create
 from ..ranges import RangeWriter
 from .changing import check_key, deleting, upserting
 from .connection import Pool
@@ -290,20 +290,12 @@ class PostgresWriter(RangeWriter):
 
     async def _create_statement(self, context: Context) -> str:
         declared = await declared_columns(context)
-        schema = self.create if isinstance(self.create, pa.Schema) else declared
+        schema = schema_to_create(self.table, self.create, declared, self._changes, self.columns)
         if schema is None:
             raise StrategyError(
                 f"There is no {self}, and the columns of its rows are not declared. Create it, or declare "
                 "them with Strategy(value=Json(Hit)), the map's return annotation (-> Hit), "
                 "@map_record(schema=...) or PostgresWriter(create=pa.schema(...))"
-            )
-        if self._changes is not None:
-            schema = self._changes.columns(schema)
-        elif schema is declared:
-            schema = with_place(schema)
-        if self.columns is not None:
-            schema = pa.schema(
-                [schema.field(name) for name in self.columns if name in schema.names]
             )
         return create_table(self._name, schema, () if self._changes is None else self._changes.key)
 
