@@ -20,6 +20,8 @@ import msgspec
 import pyarrow as pa
 
 from .column_types import join_tables
+from .columns.kinds import whole
+from .columns.texts import python_values
 from .errors import CommitFenced, KmrError, StrategyError
 from .kafka.consumer import CommitOffset
 from .kafka.group_offsets import Membership
@@ -380,8 +382,12 @@ class StrategyRun:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows as dicts. Raises StrategyError as `table`."""
-        return self.table.to_pylist()
+        """The rows as dicts; a time that Python cannot hold is its text. Raises StrategyError as `table`."""
+        table = self.table.combine_chunks()
+        columns = [python_values(whole(column)) for column in table.columns]
+        return [
+            dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)
+        ]
 
 
 def run_strategy(

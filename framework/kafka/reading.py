@@ -76,6 +76,18 @@ class Progress:
         known = [each for each in times if each is not None]
         return min(known) if known and len(known) == len(times) else None
 
+    async def ends(self) -> Mapping[TopicPartition, int]:
+        """Return the offset after the last record of each partition, as the brokers say now.
+
+        Raises:
+            ConsumerError: they refuse.
+        """
+        if self._reader is None:
+            return {}
+        consumer, _ = self._reader
+        partitions = [TopicPartition(*each) for each in consumer.assignment()]
+        return await log_offsets(consumer, "end", partitions)
+
     def refuse_new_partitions(self, topic: str) -> None:
         """Raise ConsumerError if the topic has got partitions since the beginning."""
         if self._reader is not None:

@@ -71,6 +71,9 @@ class Follower(ABC):
             problem=self._problem,
         )
 
+    async def catch_up(self) -> None:  # noqa: B027  a query is asked again by time alone
+        """Return when the table has everything that its topic has at the time of the call."""
+
     async def until_passed(self, time_ms: float) -> None:
         """Return when the table has what its topic had up to a time."""
         while self.passed_ms < time_ms:

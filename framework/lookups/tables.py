@@ -80,6 +80,11 @@ class Tables:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def catch_up(self) -> None:
+        """Return when each table has everything that its topic has at the time of the call."""
+        for each in self.followers:
+            await each.catch_up()
+
     @property
     def are_waited_for(self) -> bool:
         """Whether a map waits for one of them (`Lookup.wait`)."""
@@ -89,6 +94,11 @@ class Tables:
         """Return the tables that a batch may have to wait for."""
         newest = batch.max_timestamp_ms
         return [each for each in self._waited_for if each.passed_ms < newest]
+
+    async def wait_for_all(self, batch: Batch) -> None:
+        """Return when each table has passed the time of a batch, or at its limit."""
+        for table in self.behind(batch):
+            await self.wait_for(table, batch)
 
     async def wait_for(self, table: Follower, batch: Batch) -> None:
         """Return when a table has passed the time of a batch, or at its limit."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..errors import KmrError
     from ..kafka.connection import ConnectionConfig
     from ..observe.status import TableStatus
+    from ..record import TopicPartition
     from .lookup import Lookup
     from .store import Store
     from .table import LookupTable
@@ -49,6 +50,7 @@ class TopicFollower(Follower):
         self._lookup, self._config = lookup, config
         self._make = ColumnsStore if as_columns else ObjectsStore
         self._progress = Progress()
+        self._applied: dict[TopicPartition, int] = {}
         self._rejected = 0
 
     @property
@@ -61,6 +63,11 @@ class TopicFollower(Follower):
     def status(self) -> TableStatus:
         progress = self._progress
         return msgspec.structs.replace(super().status(), read=progress.read, of=progress.of)
+
+    async def catch_up(self) -> None:
+        ends = await self._progress.ends()
+        while any(self._applied.get(at, 0) < end for at, end in ends.items()):
+            await self._passed.wait()
 
     def _may_pass(self, error: KmrError) -> bool:
         return isinstance(error, ConsumerError)
@@ -90,6 +97,7 @@ class TopicFollower(Follower):
                 times[batch.partition] = max(times.get(batch.partition, -1), batch.max_timestamp_ms)
                 passed = min(times.get(number, -1) for number in progress.partitions)
                 self.passed_ms = max(self.passed_ms, passed)
+                self._applied[batch.topic_partition] = batch.last + 1
                 self._passed.notify()
                 now = anyio.current_time()
                 if not is_live and now - said > _PROGRESS:

@@ -296,6 +296,7 @@ class SparkEngine:
             self._context,
             logged=self._logged,
             checkpoint=self._begin_memory(session),
+            connection=self._source.client,
         )
         self._warm_ups.callback(warm_up(session, plan, self._source.client))
         try:

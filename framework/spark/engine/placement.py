@@ -98,8 +98,9 @@ def _of_strategy(strategy: Strategy) -> Iterator[PlacementNote]:
     if strategy.tables:
         yield PlacementNote(
             "strategy",
-            "error",
-            "tables= are kept up to date only in a worker; run one, or join in Spark before",
+            "difference",
+            "tables=: each Python process of the executors has all of them in its memory; a task begins with "
+            "what their topics had when it began",
         )
     for branch, distinct in strategy.distincts.items():
         yield PlacementNote("strategy", "guarantee", f"{branch} {distinct}: {_MEMORY}".strip())

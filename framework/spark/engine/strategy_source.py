@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from ...kafka.connection import ConnectionConfig
     from ...record import Batch, Range
     from ...reducers.reducer import Context
     from ...strategy import Strategy
@@ -43,11 +44,13 @@ class TaskPlan:
         logged: the newest micro-batch that the checkpoint had when the query started, -1 without one; an
             earlier query may have written the rows of it.
         checkpoint: its URI, of a strategy that remembers records there; else None.
+        connection: of the brokers that have the topics of look-up tables.
     """
 
     payload: bytes
     logged: int = -1
     checkpoint: str | None = None
+    connection: ConnectionConfig | None = None
 
     @classmethod
     def of(
@@ -57,10 +60,11 @@ class TaskPlan:
         *,
         logged: int = -1,
         checkpoint: str | None = None,
+        connection: ConnectionConfig | None = None,
     ) -> TaskPlan:
         """Pickle definitions from `__main__` by value, everything else by name."""
         payload: bytes = cloudpickle.dumps((strategy, context))  # type: ignore[no-untyped-call]
-        return cls(payload, logged, checkpoint)
+        return cls(payload, logged, checkpoint, connection)
 
 
 def strategy_source(name: str, plan: TaskPlan, settings: SourceSettings) -> type[DataSource]:

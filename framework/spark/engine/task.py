@@ -25,7 +25,7 @@ from ...errors import KmrError
 from ...formats import batch_decoder
 from ...mapping.branching import join
 from ...mapping.functions import apply, apply_async
-from ...mapping.resources import OpenResources
+from ...mapping.resources import OpenResources, OpenTables, tables_of
 from ...memory.distinct import STAGE as DISTINCT_STAGE
 from ...record import Range, Rows
 from ...service.process import freeze_modules, keep_freed_memory
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _WARM_UP = "kmr-warm-up"
+_CATCH_UP_TIMEOUT = 60.0  # seconds; then Spark runs the task again
 _START_TIMEOUT = 60.0  # seconds; without a broker or a JVM it fails sooner
 _NUMBER = "streaming.sql.batchId"  # Spark's name for the number of the micro-batch
 
@@ -67,28 +68,45 @@ class _OpenPlan(NamedTuple):
 
     Attributes:
         resources: those of the maps, open.
+        tables: the look-up tables, which this process follows also between tasks.
         gathers: the driver has reducers, so the rows of the chain go there.
     """
 
     strategy: Strategy
     resources: OpenResources | None
+    tables: OpenTables | None
     chain: Chain
     gathers: bool
 
-    def map_of(self, topic: str) -> tuple[Callable[..., Any] | None, MapSpec]:
-        """Return the map of a topic, with its resources, and how it is called. Raises StrategyError."""
-        part = self.strategy.of_topic(topic)
-        if self.resources is None or part.map is None:
-            return part.map, part.map_spec
-        return self.resources.bind(part.map), part.map_spec
+    def catch_up(self) -> None:
+        """Bring the look-up tables to the present ends of their topics. Raises KmrError, TimeoutError."""
+        if self.tables is not None:
+            _start(self.tables.tables.catch_up()).result(_CATCH_UP_TIMEOUT)
+
+    def map_of(self, chunk: Chunk) -> tuple[Callable[..., Any] | None, MapSpec]:
+        """Return the map of a chunk, with its resources and tables, and how it is called.
+
+        Raises:
+            KmrError: the strategy has no map of the topic, or a table cannot be followed any more.
+        """
+        part = self.strategy.of_topic(chunk.batches[0].topic)
+        function = part.map
+        if self.tables is not None:
+            for batch in chunk.batches:
+                _start(self.tables.tables.wait_for_all(batch)).result()
+        for each in (self.tables, self.resources):
+            if each is not None and function is not None:
+                function = each.bind(function)
+        return function, part.map_spec
 
 
 _open_plans: dict[bytes, _OpenPlan] = {}
 """The plan of the tasks of this process, which runs one task at a time."""
 
 
-def _open_plan(payload: bytes) -> _OpenPlan:
-    """Open a plan's reducers and resources; the next tasks of this process use them too."""
+def _open_plan(given: TaskPlan) -> _OpenPlan:
+    """Open a plan's reducers, resources and tables; the next tasks of this process use them too."""
+    payload = given.payload
     if payload in _open_plans:
         return _open_plans[payload]
     _close_plan()
@@ -102,7 +120,11 @@ def _open_plan(payload: bytes) -> _OpenPlan:
         # Spark kills its processes: they are closed only for the tasks of another plan, or after an error.
         resources = OpenResources(strategy.resources)
         _start(resources.open()).result()
-    plan = _OpenPlan(strategy, resources, chain, bool(placement.driver))
+    tables: OpenTables | None = None
+    if strategy.tables:
+        tables = OpenTables(tables_of(strategy, given.connection))
+        _start(tables.open()).result()
+    plan = _OpenPlan(strategy, resources, tables, chain, bool(placement.driver))
     _open_plans[payload] = plan
     for part in strategy.parts:
         part.map_spec.inputs.warm_up()
@@ -116,8 +138,9 @@ def _close_plan() -> None:
     while _open_plans:
         _, plan = _open_plans.popitem()
         _start(plan.chain.close())
-        if plan.resources is not None:
-            _start(plan.resources.close())
+        for each in (plan.tables, plan.resources):
+            if each is not None:
+                _start(each.close())
 
 
 async def _open_chain(chain: Chain, context: Context) -> None:
@@ -154,18 +177,18 @@ def run_task(
     report = TaskReport(wanted.topic, wanted.partition, wanted.first, wanted.first - 1)
     replayed = _is_replayed(plan)
     try:
-        opened = _open_plan(plan.payload)
+        opened = _open_plan(plan)
+        opened.catch_up()
         memory = None
         if plan.checkpoint is not None:
             files = memory_files(opened.strategy, plan.checkpoint)
             memory = TaskMemory(opened.strategy, files, wanted)
         work = _Work(report, schema, memory)
         chain, gathers = opened.chain, opened.gathers
-        function, spec = opened.map_of(wanted.topic)
         writing: Future[ChainResult] | None = None
         try:
             for chunk in cut_chunks(batches):
-                rows, failed = work.map(function, spec, chunk)
+                rows, failed = work.map(*opened.map_of(chunk), chunk)
                 if writing is not None:
                     yield from work.take_result(writing.result(), gathers=gathers)
                     writing = None
@@ -293,6 +316,6 @@ def _prepare(
 ) -> Iterator[pa.RecordBatch]:
     # Spark would print an error with its stack trace.
     with suppress(Exception):
-        _open_plan(plan.payload)
+        _open_plan(plan)
         shared_client(config).partitions()
     yield from rows  # all of them: Spark ends a process that has not read its input

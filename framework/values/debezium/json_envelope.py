@@ -124,21 +124,19 @@ class JsonEnvelopes:
         self, rows: NDArray[np.int64], payloads: Any, schema: bytes | None
     ) -> Iterator[Envelopes]:
         known = {**_encodings_of(schema), **self._given}
-        tried: set[Encodings] = set()
-        while len(rows):
-            encodings, is_document = self._sniff(payloads, known)
-            found = self._decode(rows, payloads, encodings, is_document=is_document)
-            left = np.array(sorted(found.failures), np.int64)
-            again = len(left) and (encodings not in tried) and bool(self._special)
-            tried.add(encodings)
-            if again and self._sniff(payloads.take(pa.array(left)), known)[0] not in tried:
-                kept = np.ones(len(rows), np.bool_)
-                kept[left] = False
-                yield _some(found, np.flatnonzero(kept))
-                rows, payloads = rows[left], payloads.take(pa.array(left))
-                continue
+        usual = self._sniff(payloads, known)
+        found = self._decode(rows, payloads, *usual)
+        left = sorted(found.failures)
+        if not left:
             yield found
             return
+        yield _some(found, np.delete(np.arange(len(rows)), left))
+        # Those that are unlike the first ones are decoded as they are themselves.
+        alike: dict[tuple[Encodings, bool], list[int]] = {}
+        for at in left:
+            alike.setdefault(self._sniff(payloads.slice(at, 1), known), []).append(at)
+        for form, places in alike.items():
+            yield self._decode(rows[places], payloads.take(pa.array(places)), *form)
 
     def _sniff(self, payloads: Any, known: Mapping[str, Encoding]) -> tuple[Encodings, bool]:
         """Return the encodings of the special fields, and whether rows are documents in text (MongoDB)."""
@@ -196,7 +194,7 @@ class JsonEnvelopes:
         return Encoding("UnknownNumber")
 
     def _decode(
-        self, rows: NDArray[np.int64], payloads: Any, encodings: Encodings, *, is_document: bool
+        self, rows: NDArray[np.int64], payloads: Any, encodings: Encodings, is_document: bool
     ) -> Envelopes:
         if self._flattened:
             return self._flat(rows, payloads, encodings)

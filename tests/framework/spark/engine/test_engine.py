@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
+import anyio
 import msgspec
 import pyarrow.parquet as pq
 import pytest
@@ -32,6 +33,8 @@ from kmr.sinks import KafkaWriter
 from kmr.sinks.clickhouse.client import ClickHouseAddress, connect
 from kmr.spark.engine.engine import SparkEngine
 from kmr.spark.engine.engine_settings import EngineSettings
+from kmr.testing import Journal, MemoryWriter
+from kmr.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +58,7 @@ import msgspec
 import pyarrow as pa
 from google.protobuf.wrappers_pb2 import StringValue
 from kmr import Aggregate, Batcher, Collect, ErrorLimit, Reducer, Retry, Strategy
-from kmr import Avro, Json, Protobuf, Record, Retries, TopicMap, map_batch, map_record
+from kmr import Avro, Json, Lookup, Protobuf, Record, Retries, TopicMap, map_batch, map_record
 from kmr.reducers.collect import one_table
 from kmr.reducers.sink import Capabilities, Refusal, RowsRefused, Sink
 from kmr.sinks import ClickHouseWriter, StreamWriter
@@ -238,6 +241,39 @@ branched_by_driver = Strategy(
 limited = Strategy(parse, [files_writer()], failed, ErrorLimit(2))
 no_table = Strategy(parse, [ClickHouseWriter("nowhere", url="URL")], failed)
 broken = Strategy(wrong, [files_writer()], failed)
+
+
+class Customer(msgspec.Struct):
+    id: int
+    name: str
+
+
+class Order(msgspec.Struct):
+    number: int
+    customer: int
+
+
+def named(order: Order, record: Record, customers):
+    return {"number": order.number, "name": customers[order.customer].name}
+
+
+@map_batch
+def joined(orders, customers):
+    rows = customers.join(orders, on="customer", columns=["name"])
+    return rows.select(["number", "name", "kmr_offset"])
+
+
+TABLES = {
+    "customers": Lookup(
+        "TOPIC-customers", key="id", value=Json(Customer), missing="dead-letter"
+    )
+}
+by_record = Strategy(
+    named, [files_writer()], failed, value=Json(Order), tables=TABLES
+)
+by_batch = Strategy(
+    joined, [files_writer()], failed, value=Json(Order), tables=TABLES
+)
 """
 
 
@@ -613,6 +649,36 @@ def test_metrics_and_readiness_are_served_while_the_query_runs(
         thread.join(PATIENCE)
     assert not thread.is_alive()
     assert len(runner.rows()) == 10
+
+
+@pytest.mark.parametrize("strategy", ["by_record", "by_batch"])
+def test_a_map_has_look_up_tables_as_in_a_worker_and_each_micro_batch_the_newest_rows(
+    runner: Runner, kafka: Kafka, topic: str, strategy: str, tmp_path: Path
+) -> None:
+    orders = [b'{"number":%d,"customer":%d}' % (n, n % 3) for n in range(6)]
+    kafka.create(f"{topic}-customers", 2)
+    kafka.produce_to(f"{topic}-customers", 0, [b'{"id":0,"name":"ann"}'])
+    kafka.produce_to(f"{topic}-customers", 1, [b'{"id":1,"name":"bob"}'])
+    kafka.produce(topic, orders)
+    runner.run(strategy)
+    expected = [(0, "ann"), (1, "bob"), (3, "ann"), (4, "bob")]
+    assert sorted((row["number"], row["name"]) for row in runner.rows()) == expected
+    reasons = [json.loads(line)["reason"] for line in runner.failed()]
+    assert reasons == ["NoRow: customers has no row of the key 2"] * 2
+    loaded = load_strategy(f"{runner.module}:{strategy}")
+    journal, letters = Journal(), Journal()
+    trial = loaded.with_chains(
+        lambda _, __: [MemoryWriter(journal)], reduce_err=MemoryWriter(letters)
+    )
+    settings = msgspec.structs.replace(runner.settings, group="worker", until_caught_up=True)
+    anyio.run(lambda: Worker(trial, settings).run())
+    assert sorted((row["number"], row["name"]) for row in journal.rows()) == expected
+    assert [row["reason"] for row in letters.rows()] == reasons
+    kafka.produce_to(f"{topic}-customers", 1, [b'{"id":1,"name":"rob"}', b'{"id":2,"name":"cat"}'])
+    kafka.produce(topic, orders[1:3])
+    runner.run(strategy)
+    found = sorted((row["number"], row["name"]) for row in runner.rows())
+    assert found == sorted([*expected, (1, "rob"), (2, "cat")])
 
 
 def test_an_engine_that_would_read_its_own_messages_is_refused() -> None:

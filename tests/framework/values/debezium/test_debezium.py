@@ -275,6 +275,40 @@ def test_events_with_and_without_schemas_and_of_other_encodings_may_follow_each_
     assert list(failures) == [4]
 
 
+def test_an_odd_event_fails_none_of_the_others_of_its_batch_and_its_reason_names_its_field() -> (
+    None
+):
+    class Product(msgspec.Struct):
+        id: int
+        price: Decimal | None = None
+
+    after: list[Any] = [
+        '{"id": 0}',  # a document in text, as MongoDB sends it
+        {"id": 1},
+        {"id": 2, "price": 1.5},
+        {"id": "3"},
+        {"id": 4, "price": {"scale": 2, "value": "BNI="}},
+        [5],
+        {"id": 6, "price": None},
+    ]
+    for values in (after, after[::-1]):
+        rows, failures = decode(
+            Debezium(Json(Product)), *(event("c", None, each) for each in values)
+        )
+        good = sorted((r["id"], r["price"]) for r in rows if r["id"] is not None)
+        assert [each for each, _ in good] == [0, 1, 2, 4, 6]
+        assert [float(price) for _, price in good if price is not None] == [1.5, 12.34]
+        assert sorted(failures.values()) == [
+            "field after.id: expected int | null, got str",
+            "field after: expected object | null, got array",
+        ]
+    rows, failures = decode(
+        Debezium(Json(Customer)), *(event("c", None, each) for each in ("{}", ROW, ROW | {"id": 2}))
+    )
+    assert [row["id"] for row in rows] == [None, 1, 2]
+    assert failures == {0: "field after.id: null, or missing"}
+
+
 def test_flattened_rows_use_the_fields_that_the_smt_adds() -> None:
     values = [
         b'{"id":1,"name":"Ann"}',
