@@ -4,7 +4,8 @@
     io.debezium.time.Date, connect Date                days               date
     io.debezium.time.Timestamp, connect Timestamp      milliseconds       timestamp
     io.debezium.time.MicroTimestamp, NanoTimestamp     micro-, nanosec.   timestamp
-    io.debezium.time.ZonedTimestamp, Iso...            text               timestamp, date, time
+    io.debezium.time.ZonedTimestamp, Iso...            text (a date ends  timestamp, date, time
+                                                       with Z, too)
     io.debezium.time.Time, connect Time                milliseconds       time
     io.debezium.time.MicroTime, NanoTime               micro-, nanosec.   time
     io.debezium.time.ZonedTime                         text in UTC        time
@@ -153,7 +154,8 @@ class Encoding:
             return partial(_ticks, kind=make(_UNITS[self.name]), to=to)
         if self.name in _TEXTS and is_time:
             return lambda values: fit(
-                pc.replace_substring_regex(values, _UTC, "") if types.is_time(to) else values, to
+                values if types.is_timestamp(to) else pc.replace_substring_regex(values, _UTC, ""),
+                to,
             )
         if self.name in ("Decimal", "VariableScaleDecimal") and values_are_numbers(to):
             return lambda values: _after(_decimals(values, self.scale), to)

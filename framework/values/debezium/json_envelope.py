@@ -61,6 +61,11 @@ _META: Final = "__"
 Encodings = tuple[tuple[str, Encoding], ...]
 
 
+_TEXT: Final = Encoding("Text")
+_NO_NUMBERS: Final = ("NaN", "Infinity", "-Infinity")
+"""Floats as the converter of JSON sends them: as text."""
+
+
 class EnvelopeTransaction(msgspec.Struct):
     """The transaction of an envelope."""
 
@@ -107,6 +112,7 @@ class JsonEnvelopes:
             RowColumn(each.name, each.key, each.type, not each.nullable) for each in rows.columns
         ]
         self._special = {each.key: each.type for each in self.columns if special(each.type)}
+        self._floats = [each.key for each in self.columns if pa.types.is_floating(each.type)]
         if unknown := set(encodings) - {each.key for each in self.columns}:
             raise StrategyError(
                 f"Debezium: encodings= names {', '.join(sorted(unknown))}, which is no field of the row"
@@ -132,11 +138,32 @@ class JsonEnvelopes:
             return
         yield _some(found, np.delete(np.arange(len(rows)), left))
         # Those that are unlike the first ones are decoded as they are themselves.
-        alike: dict[tuple[Encodings, bool], list[int]] = {}
+        alike: dict[tuple[Encodings, bool], list[tuple[int, bytes]]] = {}
         for at in left:
-            alike.setdefault(self._sniff(payloads.slice(at, 1), known), []).append(at)
-        for form, places in alike.items():
-            yield self._decode(rows[places], payloads.take(pa.array(places)), *form)
+            payload, form = self._alone(payloads.slice(at, 1), known)
+            alike.setdefault(form, []).append((at, payload))
+        for form, some in alike.items():
+            places, texts = zip(*some, strict=True)
+            yield self._decode(rows[list(places)], pa.array(texts, pa.binary()), *form)
+
+    def _alone(
+        self, payload: Any, known: Mapping[str, Encoding]
+    ) -> tuple[bytes, tuple[Encodings, bool]]:
+        """Return one event, with its own encodings; floats that JSON has no number for are text."""
+        value = payload[0].as_py()
+        encodings, is_document = form = self._sniff(payload, known)
+        try:
+            message = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return value, form
+        rows = [row for row in self._rows_of(message) if isinstance(row, dict)]
+        texts = {key for key in self._floats for row in rows if row.get(key) in _NO_NUMBERS}
+        if not texts:
+            return value, form
+        for row in rows:
+            row |= {key: str(row[key]) for key in texts if isinstance(row.get(key), int | float)}
+        encodings = tuple(sorted((dict(encodings) | dict.fromkeys(texts, _TEXT)).items()))
+        return msgspec.json.encode(message), (encodings, is_document)
 
     def _sniff(self, payloads: Any, known: Mapping[str, Encoding]) -> tuple[Encodings, bool]:
         """Return the encodings of the special fields, and whether rows are documents in text (MongoDB)."""
