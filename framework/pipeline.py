@@ -23,9 +23,9 @@ from .memory.remembering import Remembering
 from .parts import SharedParts
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
-from .reducers.reducer import Context, SinkContext
+from .reducers.reducer import ERROR_STAGE, Context, SinkContext
 from .reducers.sink import Sink
-from .strategy import ERROR_DELIVERY, ERROR_STAGE
+from .strategy import ERROR_DELIVERY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -38,17 +38,6 @@ if TYPE_CHECKING:
     from .memory.distinct import Distinct
     from .reducers.reducer import Reducer
 
-__all__ = [
-    "ERROR_DELIVERY",
-    "ERROR_STAGE",
-    "MAP_STAGE",
-    "MOSTLY_FAILED",
-    "ErrorLimit",
-    "OnLimit",
-    "Strategy",
-    "TopicMap",
-]
-
 MAP_STAGE: Final = "map"
 ERROR_DELIVERY: Final[Delivery] = "at-least-once"
 """The worker's guarantee for failed records. Those of several partitions are flushed together, as they come:

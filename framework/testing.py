@@ -234,14 +234,12 @@ class MemoryConsumer:
     async def read_range(
         self, partition: TopicPartition, first: int, end: int
     ) -> AsyncGenerator[Batch]:
-        """See `Consumer.read_range`."""
         for batch in self.log[partition]:
             if batch.last >= first and batch.first < end:
                 await anyio.lowlevel.checkpoint()
                 yield batch.slice(max(first, batch.first), min(end - 1, batch.last))
 
     async def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """See `Consumer.log_ends`."""
         return {partition: self.end_offset(partition) or 0 for partition in partitions}
 
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:

@@ -149,8 +149,8 @@ def create_table(
         that it returns for these records.
     """
     from ..loading import load_strategy
+    from ..reducers.reducer import ERROR_STAGE
     from ..sinks.clickhouse.writer import ClickHouseWriter
-    from ..strategy import ERROR_STAGE
 
     loaded = load_strategy(strategy)
     writers = {

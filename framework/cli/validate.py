@@ -14,8 +14,9 @@ from cyclopts import Parameter
 from ..columns.tagged_rows import schemas
 from ..config.schema import BYTES, show_quantity
 from ..loading import load_strategy
+from ..reducers.reducer import ERROR_STAGE
 from ..reducers.sink import Sink, capabilities_of
-from ..strategy import ERROR_DELIVERY, ERROR_STAGE
+from ..strategy import ERROR_DELIVERY
 from .output import plain_console, print_json
 
 if TYPE_CHECKING:

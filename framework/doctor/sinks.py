@@ -12,8 +12,8 @@ import structlog
 from ..errors import KmrError, reason_of
 from ..pipeline import context_of
 from ..reducers.finding import Finding
+from ..reducers.reducer import ERROR_STAGE
 from ..reducers.sink import Sink, opens
-from ..strategy import ERROR_STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

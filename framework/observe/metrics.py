@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from .._extras import installed_version
-from ..strategy import ERROR_STAGE, MAP_STAGE
+from ..reducers.reducer import ERROR_STAGE
+from ..strategy import MAP_STAGE
 from .failures import FailureLog
 from .progress import Summary
 from .tracing import OFF

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ..strategy import ERROR_STAGE
+from ..reducers.reducer import ERROR_STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence

@@ -72,18 +72,18 @@ class ModelTable:
 class ModelConnection(ClickHouseConnection):
     """What `ClickHouseWriter` needs of a connection, answered by a `ModelTable`."""
 
-    place: BranchModels = field(kw_only=True)
+    models: BranchModels = field(kw_only=True)
     writing: Callable[[], RangeRows | None] = field(kw_only=True)
 
     async def rows(
         self, sql: str, parameters: Mapping[str, Any], settings: Mapping[str, Any] | None = None
     ) -> list[dict[str, Any]]:
-        return await self.place.world.request(
+        return await self.models.world.request(
             "", "ClickHouse", "query", lambda: self._answer(sql, parameters), OSError
         )
 
     def _answer(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        table = self.place.table
+        table = self.models.table
         if "FROM system.columns" in sql:
             return [
                 {"name": name, "type": kind, "default_kind": ""}
@@ -102,10 +102,10 @@ class ModelConnection(ClickHouseConnection):
     async def insert(
         self, table: str, columns: Sequence[str], block: pa.Buffer, settings: Mapping[str, Any]
     ) -> None:
-        place, token = self.place, settings["insert_deduplication_token"]
+        models, token = self.models, settings["insert_deduplication_token"]
         rows = self.writing()
-        checks, sink, model = place.checks, place.sink, place.table
-        member = place.member()
+        checks, sink, model = models.checks, models.sink, models.table
+        member = models.member()
 
         def effect() -> None:
             sent = pa.ipc.open_stream(block).read_all()
@@ -118,13 +118,13 @@ class ModelConnection(ClickHouseConnection):
         if rows is not None:
             sink.sends(member, rows.parts)
         with anyio.fail_after(self.timeout):
-            await place.world.request(
+            await models.world.request(
                 "sink",
                 "ClickHouse",
                 f"inserts {_shown(token)}",
                 effect,
                 OSError,
-                torn=(lambda: model.remember(token)) if place.countable else None,
+                torn=(lambda: model.remember(token)) if models.countable else None,
             )
 
     async def execute(self, sql: str, settings: Mapping[str, Any] | None = None) -> None:

@@ -453,7 +453,6 @@ class GroupConsumer:
     async def read_range(
         self, partition: TopicPartition, first: int, end: int
     ) -> AsyncGenerator[Batch]:
-        """See `Consumer.read_range`."""
         records, log, rng = (
             self._group.log[partition],
             self._group.ranges[partition],

@@ -90,7 +90,7 @@ class _Simulation:
         strategy: Strategy,
         log: Mapping[TopicPartition, LogRecords],
         schedule: Schedule,
-        places: StrategyModels,
+        strategy_models: StrategyModels,
         expected: Expectation,
         metrics: Metrics,
     ) -> None:
@@ -99,13 +99,13 @@ class _Simulation:
         self.schedule = schedule
         self.world = world = World(loop, schedule)
         self.checks = Checks(world, expected, orderly=schedule.is_orderly)
-        places.begin()
-        places.world, places.checks = world, self.checks
+        strategy_models.begin()
+        strategy_models.world, strategy_models.checks = world, self.checks
         self.group = ModelGroup(world, log, self.checks)
         wrote = next(iter(self.checks.sinks.values())).wrote
-        places.coordinator = Coordinator(self.group.offsets, wrote, self.group.check)
+        strategy_models.coordinator = Coordinator(self.group.offsets, wrote, self.group.check)
         world.expel = self._expel
-        self.strategy = with_models(strategy, places, schedule.max_rows)
+        self.strategy = with_models(strategy, strategy_models, schedule.max_rows)
         self.metrics = metrics
         self._topics = tuple(sorted({at.topic for at in log}))
         self.members: list[SimulatedMember] = []
@@ -330,7 +330,7 @@ def run_schedule(
     strategy: Strategy,
     log: Mapping[TopicPartition, LogRecords],
     schedule: Schedule,
-    places: StrategyModels,
+    strategy_models: StrategyModels,
     expected: Expectation,
     metrics: Metrics,
 ) -> SimulationOutcome:
@@ -338,7 +338,7 @@ def run_schedule(
 
     Args:
         log: the records of each partition.
-        place: where the models of the strategy's sinks find their surroundings.
+        strategy_models: where the models of the strategy's sinks find their surroundings.
         expected: what shall become of the records.
         metrics: recorded in, and never read: making them anew takes longer than a simulation.
     """
@@ -347,7 +347,9 @@ def run_schedule(
     random.seed(schedule.seed)  # of the backoff of retries
     try:
         with without_threads(), ids_from(random.Random(schedule.seed)):  # noqa: S311  repeatable
-            simulation = _Simulation(loop, strategy, log, schedule, places, expected, metrics)
+            simulation = _Simulation(
+                loop, strategy, log, schedule, strategy_models, expected, metrics
+            )
 
             try:
                 loop.run_until_complete(simulation.run())
@@ -361,5 +363,5 @@ def run_schedule(
         )
     finally:
         random.setstate(chance)
-        places.end()
+        strategy_models.end()
         loop.close()

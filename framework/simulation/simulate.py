@@ -104,7 +104,7 @@ class Simulator:
                 for offset in np.setdiff1d(result.offsets, passing[at].offsets).tolist()
             )
         self._records = {at: LogRecords.of(part) for at, part in self.log.items()}
-        self.places = _places(strategy, mapped)
+        self.strategy_models = _models_of(strategy, mapped)
         calm = self.run(self._calm())
         if calm.problems:
             raise StrategyError(
@@ -146,7 +146,12 @@ class Simulator:
         """Run one schedule. Call it where no event loop runs."""
         with _quiet():
             outcome = run_schedule(
-                self.strategy, self._records, schedule, self.places, self.expected, self._metrics
+                self.strategy,
+                self._records,
+                schedule,
+                self.strategy_models,
+                self.expected,
+                self._metrics,
             )
         gc.collect(0)  # all that the schedule made, while it is in the processor's caches
         return outcome
@@ -392,7 +397,7 @@ def _expect(
     )
 
 
-def _places(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> StrategyModels:
+def _models_of(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> StrategyModels:
     """Return sinks with a ClickHouse table for the rows that reach each writer."""
     tables = [result.table for result in mapped.values() if result.table is not None]
     writers = zip(strategy.chains, strategy.writers.items(), strict=True)

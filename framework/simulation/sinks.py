@@ -62,16 +62,18 @@ class StrategyModels:
 
     def __init__(self, tables: Mapping[str, TableFacts]) -> None:
         self.strategies: dict[int, Strategy] = {}
-        self._places = {name: BranchModels(self, name, table) for name, table in tables.items()}
+        self._of_branches = {
+            name: BranchModels(self, name, table) for name, table in tables.items()
+        }
 
     def of(self, branch: str) -> BranchModels:
         """Return the sink of a branch; "" without branches."""
-        return self._places.setdefault(branch, BranchModels(self, branch, TableFacts({})))
+        return self._of_branches.setdefault(branch, BranchModels(self, branch, TableFacts({})))
 
     def begin(self) -> None:
         """Empty all sinks."""
-        for place in self._places.values():
-            place.begin()
+        for models in self._of_branches.values():
+            models.begin()
 
     def end(self) -> None:
         """Forget a simulation, so that nothing of it outlives it."""
@@ -95,8 +97,8 @@ class BranchModels:
         countable: the rows of a range can be counted in the table.
     """
 
-    def __init__(self, places: StrategyModels, branch: str, table: TableFacts) -> None:
-        self._places = places
+    def __init__(self, strategy_models: StrategyModels, branch: str, table: TableFacts) -> None:
+        self._of_strategy = strategy_models
         self._branch = branch
         self.columns, self.countable = table
         self.classes: dict[tuple[type, type], type[Any]] = {}
@@ -115,22 +117,22 @@ class BranchModels:
     @property
     def world(self) -> World:
         """The world of the present simulation."""
-        return self._places.world
+        return self._of_strategy.world
 
     @property
     def checks(self) -> Checks:
         """The rules of the present simulation."""
-        return self._places.checks
+        return self._of_strategy.checks
 
     @property
     def sink(self) -> SinkChecks:
         """The rules for the sink of this branch."""
-        return self._places.checks.sinks[self._branch]
+        return self._of_strategy.checks.sinks[self._branch]
 
     @property
     def coordinator(self) -> Coordinator:
         """The coordinator of transactions of the present simulation."""
-        return self._places.coordinator
+        return self._of_strategy.coordinator
 
     def member(self) -> SimulatedMember:
         """Return the member whose code runs."""
@@ -146,22 +148,22 @@ def table_columns(schema: pa.Schema) -> dict[str, str]:
     }
 
 
-def with_models(strategy: Strategy, places: StrategyModels, max_rows: int) -> Strategy:
+def with_models(strategy: Strategy, strategy_models: StrategyModels, max_rows: int) -> Strategy:
     """Return a strategy with models instead of its sinks, and with lower limits."""
-    if (made := places.strategies.get(max_rows)) is not None:
+    if (made := strategy_models.strategies.get(max_rows)) is not None:
         return made
 
     def modelled(branch: str, chain: Sequence[Reducer]) -> list[Reducer]:
         *before, last = chain
-        place = places.of(branch)
-        reduce: list[Reducer] = [_DroppedRecords(reducer, place) for reducer in before]
-        return [_lower(each, max_rows) for each in (*reduce, _modelled(last, place))]
+        models = strategy_models.of(branch)
+        reduce: list[Reducer] = [_DroppedRecords(reducer, models) for reducer in before]
+        return [_lower(each, max_rows) for each in (*reduce, _modelled(last, models))]
 
     errors = strategy.reduce_err
     if errors is not None:
-        errors = _lower(ModelWriter(errors, places.of(""), "errors"), max_rows)
+        errors = _lower(ModelWriter(errors, strategy_models.of(""), "errors"), max_rows)
     made = strategy.with_chains(modelled, reduce_err=errors, err_limit=None)
-    places.strategies[max_rows] = made
+    strategy_models.strategies[max_rows] = made
     return made
 
 
@@ -172,33 +174,33 @@ def _lower(reducer: Reducer, max_rows: int) -> Reducer:
     return reducer
 
 
-def _of_class(reducer: Reducer, mixin: type, place: BranchModels) -> Any:
+def _of_class(reducer: Reducer, mixin: type, models: BranchModels) -> Any:
     changed = copy.copy(reducer)
     kind = type(reducer)
-    if (mixin, kind) not in place.classes:
-        place.classes[mixin, kind] = type(kind.__name__, (mixin, kind), {"place": place})
-    changed.__class__ = place.classes[mixin, kind]
+    if (mixin, kind) not in models.classes:
+        models.classes[mixin, kind] = type(kind.__name__, (mixin, kind), {"models": models})
+    changed.__class__ = models.classes[mixin, kind]
     return changed
 
 
-def _modelled(last: Reducer, place: BranchModels) -> Reducer:
+def _modelled(last: Reducer, models: BranchModels) -> Reducer:
     if isinstance(last, ClickHouseWriter):
-        writer: Reducer = _of_class(last, _ModelClickHouse, place)
+        writer: Reducer = _of_class(last, _ModelClickHouse, models)
         return writer
     if isinstance(last, RangeWriter):
-        ranges: Reducer = _of_class(last, _ModelRanges, place)
+        ranges: Reducer = _of_class(last, _ModelRanges, models)
         return ranges
     if isinstance(last, Sink) and last.capabilities.commits_offsets:
-        return ModelTransactionalWriter(last, place)
-    return ModelWriter(last, place, "sink")
+        return ModelTransactionalWriter(last, models)
+    return ModelWriter(last, models, "sink")
 
 
 class _DroppedRecords(Wrapping):
     """Notes the records of which a reducer made no rows."""
 
-    def __init__(self, inner: Reducer, place: BranchModels) -> None:
+    def __init__(self, inner: Reducer, models: BranchModels) -> None:
         super().__init__(inner)
-        self._place = place
+        self._models = models
         self._seen: tuple[Rows, ...] = ()
 
     def add(self, rows: Rows) -> None:
@@ -212,10 +214,10 @@ class _DroppedRecords(Wrapping):
     async def flush(self, write: Write = NEW) -> pa.Table | None:
         out = await super().flush(write)
         if out is not None:
-            self._place.learn(out.schema)
+            self._models.learn(out.schema)
         if out is None or not out.num_rows:
             for rows in self._seen:
-                self._place.sink.drops(rows)
+                self._models.sink.drops(rows)
         return out
 
 
@@ -231,13 +233,13 @@ def _marked(rows: RangeRows) -> Iterator[None]:
 class _ModelClickHouse(ClickHouseWriter):
     """A `ClickHouseWriter` whose connection is a model."""
 
-    place: BranchModels
+    models: BranchModels
 
     async def _connect(self, target: object) -> ModelConnection:
         return ModelConnection(
             client=cast("Any", None),  # nothing of the base class uses it
             timeout=min(self.timeout, _TIMEOUT),
-            place=self.place,
+            models=self.models,
             writing=_writing.get,
         )
 
@@ -249,7 +251,7 @@ class _ModelClickHouse(ClickHouseWriter):
 class _ModelRanges(RangeWriter):
     """A `RangeWriter` whose sink is a model that keeps each range with its token, or nothing of it."""
 
-    place: BranchModels
+    models: BranchModels
 
     async def open(self, context: Context) -> None:
         await RangeWriter.open(self, context)
@@ -258,26 +260,26 @@ class _ModelRanges(RangeWriter):
         pass
 
     async def has(self, rows: RangeRows) -> bool:
-        place = self.place
-        return await place.world.request(
-            "", "sink", "has it the range?", lambda: rows.token in place.ranges, OSError
+        models = self.models
+        return await models.world.request(
+            "", "sink", "has it the range?", lambda: rows.token in models.ranges, OSError
         )
 
     async def write(self, rows: RangeRows) -> None:
-        place, member = self.place, current_member()
+        models, member = self.models, current_member()
         content = _content(rows)
 
         def effect() -> None:
-            place.checks.same(rows.token, content)
-            if rows.token not in place.ranges:
-                place.ranges.add(rows.token)
-                place.sink.wrote(member, rows.parts)
-            place.checks.memory(member)
+            models.checks.same(rows.token, content)
+            if rows.token not in models.ranges:
+                models.ranges.add(rows.token)
+                models.sink.wrote(member, rows.parts)
+            models.checks.memory(member)
 
-        place.sink.sends(member, rows.parts)
+        models.sink.sends(member, rows.parts)
         shown = ", ".join(map(str, rows.ranges))
         with anyio.fail_after(_TIMEOUT):
-            await place.world.request("sink", "sink", f"writes {shown}", effect, OSError)
+            await models.world.request("sink", "sink", f"writes {shown}", effect, OSError)
 
     async def refused(self, rows: RangeRows) -> Mapping[int, str]:
         return {}
@@ -290,27 +292,27 @@ def _content(rows: RangeRows) -> bytes:
 class ModelWriter(Collecting, Sink):
     """A last reducer whose sink takes all rows as often as they are written."""
 
-    def __init__(self, like: Reducer, place: BranchModels, target: Target) -> None:
+    def __init__(self, like: Reducer, models: BranchModels, target: Target) -> None:
         super().__init__(**limits_of(like))
-        self._place = place
+        self._models = models
         self._target: Target = target
 
     def __deepcopy__(self, memo: object) -> Self:
         return copy.copy(self)  # its stage resets it
 
     async def flush(self, write: Write = NEW) -> None:
-        place, member, rows = self._place, current_member(), self.rows
+        models, member, rows = self._models, current_member(), self.rows
         name = "error sink" if self._target == "errors" else "sink"
 
         def effect() -> None:
             if self._target == "errors":
-                place.checks.diverts(rows)
+                models.checks.diverts(rows)
             else:
-                place.sink.wrote(member, rows)
-            place.checks.memory(member)
+                models.sink.wrote(member, rows)
+            models.checks.memory(member)
 
         if self._target == "sink":
-            place.sink.sends(member, rows)
+            models.sink.sends(member, rows)
         shown = ", ".join(str(r) for each in rows for r in each.ranges)
         with anyio.fail_after(_TIMEOUT):
-            await place.world.request(self._target, name, f"writes {shown}", effect, OSError)
+            await models.world.request(self._target, name, f"writes {shown}", effect, OSError)

@@ -140,24 +140,24 @@ class Coordinator:
 class ModelTransactions(Transactions):
     """The client's transactions, whose producer is a model."""
 
-    def __init__(self, place: BranchModels, context: Context) -> None:
-        member = place.member()
+    def __init__(self, models: BranchModels, context: Context) -> None:
+        member = models.member()
         # Half of the processes have the name of the one before, as static members have.
-        name = member.name if place.world.rng.random() < 0.5 else f"worker {member.number}"
+        name = member.name if models.world.rng.random() < 0.5 else f"worker {member.number}"
         super().__init__({}, context.group, name, _TIMEOUT)
-        self._place = place
+        self._models = models
 
     async def _connect(self) -> None:
-        place, name = self._place, self.transactional_id
+        models, name = self._models, self.transactional_id
         try:
             with anyio.fail_after(self._timeout):
-                epoch = await place.world.request(
+                epoch = await models.world.request(
                     "commit", "broker", f"{name} begins anew",
-                    lambda: place.coordinator.init(name), kafka_errors.KafkaConnectionError,
+                    lambda: models.coordinator.init(name), kafka_errors.KafkaConnectionError,
                 )  # fmt: skip
         except (TimeoutError, kafka_errors.KafkaError) as error:
             raise BrokerUnavailable(f"transactional id {name}: {reason_of(error)}") from error
-        self._producer = _ModelProducer(place, name, epoch)
+        self._producer = _ModelProducer(models, name, epoch)
         self._left_open = False
 
     async def _drop(self, producer: Any) -> None:
@@ -167,8 +167,8 @@ class ModelTransactions(Transactions):
 class _ModelProducer:
     """What `Transactions` and `ModelTransactionalWriter` use of an `AIOKafkaProducer`."""
 
-    def __init__(self, place: BranchModels, name: str, epoch: int) -> None:
-        self._place = place
+    def __init__(self, models: BranchModels, name: str, epoch: int) -> None:
+        self._models = models
         self._name = name
         self._epoch = epoch
         self._sender = SimpleNamespace(member=None)
@@ -183,14 +183,14 @@ class _ModelProducer:
         pass
 
     async def send(self, rows: Sequence[Rows]) -> None:
-        member, coordinator = current_member(), self._place.coordinator
+        member, coordinator = current_member(), self._models.coordinator
 
         def effect() -> None:
             self._expire_later(coordinator.send(self._name, self._epoch, member, rows))
-            self._place.checks.memory(member)
+            self._models.checks.memory(member)
 
         shown = ", ".join(str(r) for each in rows for r in each.ranges)
-        await self._place.world.request(
+        await self._models.world.request(
             "sink", "broker", f"sends {shown}", effect, kafka_errors.KafkaConnectionError
         )
 
@@ -199,7 +199,7 @@ class _ModelProducer:
             TopicPartition(*at): CommitOffset(entry.offset, entry.metadata)
             for at, entry in offsets.items()
         }
-        membership, coordinator = self._sender.member, self._place.coordinator
+        membership, coordinator = self._sender.member, self._models.coordinator
 
         def effect() -> None:
             try:
@@ -209,40 +209,40 @@ class _ModelProducer:
             self._expire_later(number)
 
         shown = ", ".join(f"{at}={entry.offset}" for at, entry in sorted(sent.items()))
-        await self._place.world.request(
+        await self._models.world.request(
             "commit", "group", f"adds {shown} to its transaction", effect,
             kafka_errors.KafkaConnectionError,
         )  # fmt: skip
 
     async def commit_transaction(self) -> None:
-        await self._place.world.request(
+        await self._models.world.request(
             "commit", "broker", "commits its transaction",
-            lambda: self._place.coordinator.commit(self._name, self._epoch),
+            lambda: self._models.coordinator.commit(self._name, self._epoch),
             kafka_errors.KafkaConnectionError,
         )  # fmt: skip
 
     def _expire_later(self, number: int) -> None:
-        place = self._place
-        place.world.later(_TIMEOUT, place.coordinator.expire, self._name, number)
+        models = self._models
+        models.world.later(_TIMEOUT, models.coordinator.expire, self._name, number)
 
 
 class ModelTransactionalWriter(Collecting, Sink):
     """A last reducer that writes in transactions, to a sink that shows rows when they are committed."""
 
-    def __init__(self, like: Sink, place: BranchModels) -> None:
+    def __init__(self, like: Sink, models: BranchModels) -> None:
         super().__init__(**limits_of(like))
         self.capabilities = like.capabilities
-        self._place = place
+        self._models = models
 
     def __deepcopy__(self, memo: object) -> Self:
         return copy.copy(self)  # its stage resets it
 
     def transactions(self, context: Context) -> Transactions:
-        return ModelTransactions(self._place, context)
+        return ModelTransactions(self._models, context)
 
     async def flush(self, write: Write = NEW) -> None:
         assert write.transaction is not None  # noqa: S101  the guarantee enters one
-        self._place.sink.sends(current_member(), self.rows)
+        self._models.sink.sends(current_member(), self.rows)
         producer = await write.transaction.begin()
         try:
             with anyio.fail_after(_TIMEOUT):

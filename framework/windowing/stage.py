@@ -337,5 +337,4 @@ class WindowStage:
 
     @property
     def trigger(self) -> WindowStage:
-        """See `ReduceStage.trigger`."""
         return self

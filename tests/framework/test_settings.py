@@ -10,22 +10,10 @@ import pytest
 from kmr.errors import SettingsError
 from kmr.settings import MIB, SecuritySettings, Settings
 
+from .settings_files import MINIMAL, refusal, write
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-MINIMAL = {"topics": ("flights",), "group": "g"}
-
-
-def write(folder: Path, text: str) -> Path:
-    config = folder / "kmr.toml"
-    config.write_text(text, encoding="utf-8")
-    return config
-
-
-def refusal(**layers: object) -> str:
-    with pytest.raises(SettingsError) as error:
-        Settings.load(**layers)  # type: ignore[arg-type]
-    return str(error.value)
 
 
 @pytest.mark.parametrize(

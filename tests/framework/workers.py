@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 
 from kmr.mapping.functions import map_record
+from kmr.observe.status import WorkerSummary
 from kmr.record import Record, TopicPartition
 from kmr.settings import Settings
 from kmr.testing import Journal, MemoryConsumer, batch_of
@@ -78,3 +80,22 @@ def committed(consumer: MemoryConsumer) -> dict[TopicPartition, int]:
 
 def written(journal: Journal, partition: int) -> list[int]:
     return [row["o"] for row in journal.rows() if row["p"] == partition]
+
+
+def summary_of(index: int = 1, **fields: Any) -> WorkerSummary:
+    """The summary of a worker among several."""
+    usual = WorkerSummary(
+        index=index,
+        pid=7,
+        state="running",
+        live=True,
+        ready=True,
+        problem=None,
+        restarts=2,
+        partitions=3,
+        consumed=1_000,
+        settled=999,
+        inflight_bytes=2048,
+        uptime=60.0,
+    )
+    return msgspec.structs.replace(usual, **fields)

@@ -17,8 +17,9 @@ from ...memory.distinct import STAGE as DISTINCT_STAGE
 from ...memory.window import Window
 from ...record import Range, Rows
 from ...reducers.collect import one_table
+from ...reducers.reducer import ERROR_STAGE
 from ...service.threads import background_loop
-from ...strategy import ERROR_STAGE, MAP_STAGE
+from ...strategy import MAP_STAGE
 from .aggregation import FinalAggregate
 from .chain import Chain
 from .placement import place_reducers

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from ...errors import StrategyError
 from ...memory.window import Window
 from ...reducers.aggregate import Aggregate
+from ...reducers.reducer import ERROR_STAGE
 from ...reducers.sink import Sink, capabilities_of
-from ...strategy import ERROR_STAGE
 from .aggregation import FinalAggregate, PartialAggregate
 from .chunks import CHUNK_BYTES, GRID
 

@@ -81,7 +81,6 @@ class ColumnsEnvelopes:
             self.columns.append(RowColumn(field.name, field.name, kind, not field.nullable))
 
     def read(self, values: pa.BinaryArray) -> Sequence[Envelopes]:
-        """See `EnvelopeReader.read`."""
         columns, failures = self._inner.decode(values)
         count = len(values)
         named: dict[str, Any] = dict(zip(columns.schema.names, columns.columns, strict=True))

@@ -119,7 +119,6 @@ class JsonEnvelopes:
             )
 
     def read(self, values: pa.BinaryArray) -> Sequence[Envelopes]:
-        """See `EnvelopeReader.read`."""
         return [
             each
             for rows, payloads, schema in _unwrapped(values)

@@ -17,8 +17,8 @@ from anyio import to_thread
 
 from kmr.cli.top import StatusPoller
 from kmr.observe.failures import FailureSummary
-from kmr.observe.status import WorkerSummary
 from tests.framework.cli.watched_worker import STUCK, Worker
+from tests.framework.workers import summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,20 +40,7 @@ async def test_once_prints_state_rates_lag_and_the_reason(kmr: Callable[..., Any
 
 async def test_several_workers_have_a_row_each(kmr: Callable[..., Any]) -> None:
     worker = Worker()
-    summary = WorkerSummary(
-        index=1,
-        pid=7,
-        state="running",
-        live=True,
-        ready=True,
-        problem=None,
-        restarts=2,
-        partitions=3,
-        consumed=1_000,
-        settled=999,
-        inflight_bytes=2048,
-        uptime=60.0,
-    )
+    summary = summary_of()
     worker.now = msgspec.structs.replace(worker.now, workers=(summary,))
     async with worker.serving() as url:
         run = partial(kmr, "top", "--once", "--interval", "0.01", "--url", url)

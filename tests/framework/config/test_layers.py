@@ -12,22 +12,10 @@ from kmr.config.schema import settings_of
 from kmr.errors import SettingsError
 from kmr.settings import WORKER, Settings
 
+from ..settings_files import MINIMAL, refusal, write
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-MINIMAL = {"topics": ("flights",), "group": "g"}
-
-
-def write(folder: Path, text: str) -> Path:
-    config = folder / "kmr.toml"
-    config.write_text(text, encoding="utf-8")
-    return config
-
-
-def refusal(**layers: object) -> str:
-    with pytest.raises(SettingsError) as error:
-        Settings.load(**layers)  # type: ignore[arg-type]
-    return str(error.value)
 
 
 def test_each_layer_overrides_those_below_it(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import clickhouse_connect
@@ -12,54 +12,21 @@ import pytest
 
 from kmr import Debezium, Json, Strategy
 from kmr.record import TopicPartition
-from kmr.settings import Settings
-from kmr.sinks import ClickHouseWriter, PostgresWriter
 from kmr.worker import Worker
 from tests.framework.sinks.histories import Customer, History
 from tests.framework.workers import until_settled
 
+from .dying import (
+    Dying,
+    DyingClickHouseWriter,
+    DyingPostgresWriter,
+    run_until_all_died,
+)
+from .working import quick_settings
+
 if TYPE_CHECKING:
     from kmr.broker import Broker
-    from kmr.sinks import RangeRows
     from tests.framework.conftest import CreateTopic, Produce
-
-BEFORE, AFTER = "before", "after"
-
-
-class Dying:
-    """Stops for ever around a write; the test kills the worker then."""
-
-    plan: ClassVar[list[tuple[int, str]]] = []  # the writes until the next death, and its moment
-    here = anyio.Event()
-
-    @classmethod
-    async def around(cls, write: Any, rows: RangeRows) -> Any:
-        moment = ""
-        if cls.plan:
-            left, moment = cls.plan[0]
-            cls.plan[0] = (left - 1, moment)
-            moment = moment if left == 0 else ""
-        if moment == BEFORE:
-            await cls.hang()
-        result = await write(rows)
-        if moment == AFTER:
-            await cls.hang()
-        return result
-
-    @classmethod
-    async def hang(cls) -> None:
-        cls.here.set()
-        await anyio.sleep_forever()
-
-
-class DyingPostgresWriter(PostgresWriter):
-    async def write(self, rows: RangeRows) -> Any:
-        return await Dying.around(super().write, rows)
-
-
-class DyingClickHouseWriter(ClickHouseWriter):
-    async def write(self, rows: RangeRows) -> Any:
-        return await Dying.around(super().write, rows)
 
 
 def _history(partitions: int) -> History:
@@ -96,23 +63,10 @@ async def test_a_table_equals_the_source_after_workers_that_died(
         await produce("t", values, partition)
     writer = made(table, url=url, key=["id"], changes=True, create=True, max_rows=20, max_age=0.05)
     strategy = Strategy(value=Debezium(Json(Customer), truncates="apply"), reduce=writer)
-    settings = Settings(
-        topics=("t",),
-        group="g",
-        bootstrap_servers=broker.bootstrap_servers,
-        heartbeat_interval=0.1,
-        commit_interval=0.05,
-        session_timeout=6.0,
-    )
-    Dying.plan = [(2, AFTER), (0, BEFORE), (3, AFTER), (1, AFTER)]
+    settings = quick_settings(broker)
+    Dying.plan = [(2, "after"), (0, "before"), (3, "after"), (1, "after")]
     with anyio.fail_after(90):
-        while Dying.plan:
-            Dying.here = anyio.Event()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(Worker(strategy, settings).run)
-                await Dying.here.wait()
-                tasks.cancel_scope.cancel()
-            Dying.plan.pop(0)
+        await run_until_all_died(strategy, settings)
         heir = Worker(strategy, settings)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(heir.run)

@@ -14,13 +14,13 @@ from kmr.broker.client import BatchProducer
 from kmr.errors import StrategyError
 from kmr.mapping.functions import map_record
 from kmr.record import Record, TopicPartition
-from kmr.settings import Settings
 from kmr.sinks import ClickHouseWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
 from kmr.worker import Worker
 
 from ..workers import until_settled
+from .working import quick_settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -124,14 +124,7 @@ async def flowing(
         [ClickHouseWriter(sink.table, url=sink.url, max_age=0.01, **options)],
         reduce_err=reduce_err or MemoryWriter(errors, max_age=0.01),
     )
-    settings = Settings(
-        topics=("t",),
-        group="g",
-        bootstrap_servers=broker.bootstrap_servers,
-        heartbeat_interval=0.1,
-        commit_interval=0.05,
-    )
-    worker = Worker(strategy, settings)
+    worker = Worker(strategy, quick_settings(broker))
     with anyio.fail_after(AFTER_ALL):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.run)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from kmr.mapping.functions import map_record
 from kmr.record import Record, TopicPartition
-from kmr.reducers.reducer import Retry
+from kmr.reducers.reducer import ERROR_STAGE, Retry
 from kmr.reducers.sink import Capabilities
 from kmr.settings import FetchSettings, Settings
-from kmr.strategy import ERROR_STAGE, Strategy
+from kmr.strategy import Strategy
 from kmr.testing import (
     Journal,
     MemoryConsumer,

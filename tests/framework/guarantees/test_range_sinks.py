@@ -5,7 +5,7 @@ Also under the Spark engine: a task that is repeated, at its first attempt or as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import psycopg
@@ -16,7 +16,6 @@ import pytest
 from kmr import Strategy, map_record
 from kmr.record import Range, Record, TopicPartition
 from kmr.reducers.reducer import Context
-from kmr.settings import Settings
 from kmr.sinks import ParquetWriter, PostgresWriter
 from kmr.spark.engine.strategy_source import TaskPlan
 from kmr.spark.engine.task import run_task
@@ -25,56 +24,24 @@ from kmr.worker import Worker
 from tests.framework.spark.engine.made_tasks import SCHEMA
 from tests.framework.workers import until_settled
 
+from .dying import (
+    Dying,
+    DyingParquetWriter,
+    DyingPostgresWriter,
+    run_until_all_died,
+)
+from .working import quick_settings
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from kmr.broker import Broker
-    from kmr.sinks import RangeRows, RangeWriter
+    from kmr.sinks import RangeWriter
     from tests.framework.conftest import Produce
 
-Moment = Literal["before", "after"]
+    from .dying import Moment
+
 COLUMNS = pa.schema({"offset": pa.int64()})
-
-
-class Dying:
-    """Stops for ever before or after its second write; the test kills the worker then."""
-
-    moment: Moment | None = None
-    writes = 0
-    here = anyio.Event()
-
-    @classmethod
-    async def around(cls, write: Callable[[], Any]) -> Any:
-        cls.writes += 1
-        dies = cls.moment if cls.writes == 2 else None
-        if dies == "before":
-            await cls.hang()
-        result = await write()
-        if dies == "after":
-            await cls.hang()
-        return result
-
-    @classmethod
-    async def hang(cls) -> None:
-        cls.here.set()
-        await anyio.sleep_forever()
-
-
-class DyingParquetWriter(ParquetWriter):
-    async def write(self, rows: RangeRows) -> Any:  # type: ignore[override]
-        write = super().write
-
-        async def in_thread() -> Any:
-            return await anyio.to_thread.run_sync(write, rows)
-
-        return await Dying.around(in_thread)
-
-
-class DyingPostgresWriter(PostgresWriter):
-    async def write(self, rows: RangeRows) -> Any:
-        write = super().write
-        return await Dying.around(lambda: write(rows))
 
 
 @map_record(schema=COLUMNS)
@@ -112,31 +79,18 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(request.param, tmp_path / "hits", url)
 
 
-def settings_of(broker: Broker) -> Settings:
-    return Settings(
-        topics=("t",),
-        group="g",
-        bootstrap_servers=broker.bootstrap_servers,
-        heartbeat_interval=0.1,
-        commit_interval=0.05,
-        session_timeout=6.0,
-    )
-
-
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_a_worker_that_dies_around_a_write_loses_and_doubles_nothing(
     broker: Broker, produce: Produce, place: Place, moment: Moment
 ) -> None:
     await produce("t", [b"poison" if n == 13 else b"row" for n in range(35)])
     errors = Journal()
-    Dying.moment, Dying.writes, Dying.here = moment, 0, anyio.Event()
+    Dying.plan = [(1, moment)]
     doomed = Strategy(locate, [place.writer(dying=True)], MemoryWriter(errors))
     with anyio.fail_after(30):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Worker(doomed, settings_of(broker)).run)
-            await Dying.here.wait()
-            tasks.cancel_scope.cancel()
-        heir = Worker(Strategy(locate, [place.writer()], MemoryWriter(errors)), settings_of(broker))
+        settings = quick_settings(broker)
+        await run_until_all_died(doomed, settings)
+        heir = Worker(Strategy(locate, [place.writer()], MemoryWriter(errors)), settings)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(heir.run)
             await heir.ready()

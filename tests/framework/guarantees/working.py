@@ -7,13 +7,26 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from kmr.settings import Settings
 from kmr.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from kmr.settings import Settings
+    from kmr.broker import Broker
     from kmr.strategy import Strategy
+
+
+def quick_settings(broker: Broker) -> Settings:
+    """The settings of a worker that notices and commits soon."""
+    return Settings(
+        topics=("t",),
+        group="g",
+        bootstrap_servers=broker.bootstrap_servers,
+        heartbeat_interval=0.1,
+        commit_interval=0.05,
+        session_timeout=6.0,
+    )
 
 
 @asynccontextmanager

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kmr import Strategy
-from kmr.settings import Settings
 from kmr.sinks import ParquetWriter, PostgresWriter
-from tests.framework.guarantees.working import working
+from tests.framework.guarantees.working import quick_settings, working
 from tests.framework.memory.test_window import BEGIN, parse, window
 
 if TYPE_CHECKING:
@@ -60,13 +59,7 @@ async def test_every_window_is_written_once_though_its_offsets_were_announced_be
                 pairs = list(connection.execute("SELECT window_start, n FROM windows"))
         return sorted(((start - BEGIN).total_seconds(), n) for start, n in pairs)
 
-    settings = Settings(
-        topics=("t",),
-        group="g",
-        bootstrap_servers=broker.bootstrap_servers,
-        heartbeat_interval=0.1,
-        commit_interval=0.05,
-    )
+    settings = quick_settings(broker)
     for number, values in enumerate(PARTS):
         await produce("t", values)
         last = number == len(PARTS) - 1

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus, WorkerSummary
+from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus
+from tests.framework.workers import summary_of
 
 NODE = shutil.which("node")
 
@@ -167,25 +168,10 @@ def test_the_reason_of_one_copy_is_that_of_the_stack() -> None:
 
 
 def test_several_workers_have_a_row_each() -> None:
-    one = WorkerSummary(
-        index=0,
-        pid=7,
-        state="running",
-        live=True,
-        ready=True,
-        problem=None,
-        restarts=2,
-        partitions=3,
-        consumed=1_000,
-        settled=999,
-        inflight_bytes=2048,
-        uptime=60.0,
-    )
-    other = WorkerSummary(
-        index=1,
+    one = summary_of(0)
+    other = summary_of(
         pid=None,
         state="starting",
-        live=True,
         ready=False,
         problem="killed",
         restarts=3,

@@ -16,8 +16,9 @@ from anyio import to_thread
 from kmr.observe.health import OneWorker, build_app, listen_on
 from kmr.observe.history import STEP, StatusHistory
 from kmr.observe.metrics import Metrics
-from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus, WorkerSummary
+from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus
 from kmr.service.http import HttpServer
+from tests.framework.workers import summary_of
 from tools.browser import CHROMIUM, Visit, visit
 
 if TYPE_CHECKING:
@@ -39,19 +40,8 @@ def metrics_of_failures() -> Metrics:
 
 
 def status(metrics: Metrics, lag: int = 300) -> WorkerStatus:
-    summary = WorkerSummary(
-        index=1,
-        pid=7,
-        state="running",
-        live=True,
-        ready=True,
-        problem=None,
-        restarts=2,
-        partitions=1,
-        consumed=9_000,
-        settled=8_000,
-        inflight_bytes=2**20,
-        uptime=3_600.0,
+    summary = summary_of(
+        partitions=1, consumed=9_000, settled=8_000, inflight_bytes=2**20, uptime=3_600.0
     )
     return WorkerStatus(
         state="running",

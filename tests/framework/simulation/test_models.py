@@ -221,8 +221,8 @@ async def _compare_logs(data: Path, operations: list[tuple[str, int]]) -> None:
                     if removed:
                         assert answer.low_watermark == model.start
                 case "read":
-                    place = {"partition": 0, "fetch_offset": number, "partition_max_bytes": 1000}
-                    topics = [{"topic": "t", "partitions": [place]}]
+                    models = {"partition": 0, "fetch_offset": number, "partition_max_bytes": 1000}
+                    topics = [{"topic": "t", "partitions": [models]}]
                     response = await raw.call(1, 11, max_bytes=1000, topics=topics)
                     answer = response.responses[0].partitions[0]
                     assert model.has_position(number) is (answer.error_code is ErrorCode.none)

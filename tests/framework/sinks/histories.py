@@ -17,6 +17,8 @@ from kmr.record import Range, Rows
 from kmr.reducers.sink import Write
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kmr.values.value_format import ValueFormat
 
 KEYS = st.integers(0, 3)
@@ -54,6 +56,14 @@ class History:
 
     def __post_init__(self) -> None:
         self.topic = [[] for _ in range(self.partitions)]
+
+    @classmethod
+    def of(cls, operations: Iterable[tuple[str, int, Any]], partitions: int) -> History:
+        """Return the history of a table that is empty at first."""
+        history = cls(partitions)
+        for operation in operations:
+            history.apply(operation)
+        return history
 
     def apply(self, operation: tuple[str, int, Any]) -> None:
         kind, key, more = operation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kmr.record import Rows
     from kmr.sinks import RangeWriter
 
+SCHEMA = rows_of([], 0).table.schema
 EXAMPLES = settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -71,14 +73,40 @@ async def _deliver(
             positions[partition] += len(values)
 
 
-@EXAMPLES
-@given(
-    operations=HISTORIES,
-    partitions=st.integers(1, 3),
-    cuts=CUTS,
-    kills=st.sets(st.integers(1, 12), min_size=2),
-    late=st.sets(st.integers(1, 12), min_size=2),
-)
+async def _follow(
+    made: ClickHouseWriter | PostgresWriter,
+    context: Context,
+    history: History,
+    cuts: list[int],
+    kills: set[int],
+    late: set[int],
+) -> None:
+    """Deliver a topic to the table of a writer."""
+    async with AsyncExitStack() as stack:
+
+        async def open_writer() -> RangeWriter:
+            writer = copy.deepcopy(made)
+            await writer.open(context)
+            stack.push_async_callback(writer.close)
+            return writer
+
+        await _deliver(open_writer, history, cuts, kills, late)
+
+
+def _examples(test: Any) -> Any:
+    """Run a test with histories, and with ranges of which some are repeated."""
+    return EXAMPLES(
+        given(
+            operations=HISTORIES,
+            partitions=st.integers(1, 3),
+            cuts=CUTS,
+            kills=st.sets(st.integers(1, 12), min_size=2),
+            late=st.sets(st.integers(1, 12), min_size=2),
+        )(test)
+    )
+
+
+@_examples
 async def test_a_clickhouse_table_equals_the_source(
     clickhouse_url: str,
     client: Client,
@@ -89,40 +117,20 @@ async def test_a_clickhouse_table_equals_the_source(
     kills: set[int],
     late: set[int],
 ) -> None:
-    history = History(partitions)
-    for operation in operations:
-        history.apply(operation)
+    history = History.of(operations, partitions)
     client.command("DROP TABLE IF EXISTS customers_end")
-    opened: list[ClickHouseWriter] = []
-
-    async def open_writer() -> ClickHouseWriter:
-        schema = rows_of([], 0).table.schema
-        made = ClickHouseWriter(
-            "customers_end", key=["id"], changes=True, create=schema, url=clickhouse_url
-        )
-        writer = copy.deepcopy(made)
-        await writer.open(context)
-        opened.append(writer)
-        return writer
-
-    await _deliver(open_writer, history, cuts, kills, late)
+    writer = ClickHouseWriter(
+        "customers_end", key=["id"], changes=True, create=SCHEMA, url=clickhouse_url
+    )
+    await _follow(writer, context, history, cuts, kills, late)
     select = "SELECT id, name FROM customers_end FINAL ORDER BY id"
     expected = sorted(history.table.items())
     assert [tuple(row) for row in client.query(select).result_rows] == expected
     client.command("OPTIMIZE TABLE customers_end FINAL")
     assert [tuple(row) for row in client.query(select).result_rows] == expected
-    for writer in opened:
-        await writer.close()
 
 
-@EXAMPLES
-@given(
-    operations=HISTORIES,
-    partitions=st.integers(1, 3),
-    cuts=CUTS,
-    kills=st.sets(st.integers(1, 12), min_size=2),
-    late=st.sets(st.integers(1, 12), min_size=2),
-)
+@_examples
 async def test_a_postgres_table_equals_the_source(
     postgres_url: str,
     context: Context,
@@ -132,26 +140,11 @@ async def test_a_postgres_table_equals_the_source(
     kills: set[int],
     late: set[int],
 ) -> None:
-    history = History(partitions)
-    for operation in operations:
-        history.apply(operation)
+    history = History.of(operations, partitions)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS customers, kmr_ranges")
-    opened: list[PostgresWriter] = []
-
-    async def open_writer() -> PostgresWriter:
-        schema = rows_of([], 0).table.schema
-        made = PostgresWriter(
-            "customers", key=["id"], changes=True, create=schema, url=postgres_url
-        )
-        writer = copy.deepcopy(made)
-        await writer.open(context)
-        opened.append(writer)
-        return writer
-
-    await _deliver(open_writer, history, cuts, kills, late)
+    writer = PostgresWriter("customers", key=["id"], changes=True, create=SCHEMA, url=postgres_url)
+    await _follow(writer, context, history, cuts, kills, late)
     with psycopg.connect(postgres_url) as connection:
         found = connection.execute("SELECT id, name FROM customers ORDER BY id").fetchall()
     assert found == sorted(history.table.items())
-    for writer in opened:
-        await writer.close()

@@ -10,11 +10,11 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from kmr.errors import Escaped, StrategyError
+from kmr.errors import StrategyError
 from kmr.record import Range, Rows
 from kmr.sinks import PostgresWriter
 
-from .writing import execute, flush, opened, query, refused
+from .writing import execute, flush, flush_killed, opened, query, refused
 
 if TYPE_CHECKING:
     from kmr.reducers.reducer import Context
@@ -132,10 +132,6 @@ async def test_changes_without_an_order_are_refused(postgres_url: str, context: 
     assert query(postgres_url, NOW) == []
 
 
-class Killed(BaseException):
-    """Ends a flush as kill -9 would: the connection is gone, and nothing else is said to the server."""
-
-
 async def test_a_kill_at_any_step_applies_each_change_once(
     postgres_url: str, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,31 +144,10 @@ async def test_a_kill_at_any_step_applies_each_change_once(
         "CREATE TRIGGER counted BEFORE UPDATE ON hits FOR EACH ROW EXECUTE FUNCTION counts()",
         "INSERT INTO hits VALUES (1, '')",
     )
-    exchange = psycopg.AsyncConnection.wait
     victim, heir = [await opened(postgres_url, context, **BY_ID) for _ in range(2)]
     for fatal in count():
-        clock = count()
         rows = changes(fatal * 10, ("c", 100 + fatal, "x"), ("u", 1, "a"), ("d", 99 + fatal, None))
-
-        async def wait(
-            self: Any, *arguments: Any, clock: Any = clock, fatal: int = fatal, **options: Any
-        ) -> Any:
-            step = next(clock)
-            if step == fatal:
-                await exchange(self, *arguments, **options)
-            if step >= fatal:
-                self.pgconn.finish()
-                raise Killed
-            return await exchange(self, *arguments, **options)
-
-        killed = False
-        victim._forget()
-        with monkeypatch.context() as patch:
-            patch.setattr(psycopg.AsyncConnection, "wait", wait)
-            try:
-                await flush(victim, rows)
-            except Escaped:
-                killed = True
+        killed = await flush_killed(victim, rows, fatal, monkeypatch)
         await flush(heir, rows, replayed=True)
         if not killed:
             break

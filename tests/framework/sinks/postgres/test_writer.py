@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from kmr.errors import Escaped, SinkError, StrategyError, UnexpectedDuplicate
+from kmr.errors import SinkError, StrategyError, UnexpectedDuplicate
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Retry
 from kmr.sinks import PostgresWriter
@@ -23,6 +23,7 @@ from tests.framework.sinks.postgres.writing import (
     OFFSETS,
     execute,
     flush,
+    flush_killed,
     opened,
     query,
     refused,
@@ -95,40 +96,15 @@ async def test_types_that_the_server_casts_take_text(postgres_url: str, context:
     assert refused(result) == [(1, refuses)]
 
 
-class Killed(BaseException):
-    """Ends a flush as kill -9 would: the connection is gone, and nothing else is said to the server."""
-
-
 async def test_a_kill_at_any_step_loses_and_doubles_nothing(
     postgres_url: str, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process dies after each exchange with the server in turn; the next owner writes again."""
     execute(postgres_url, 'CREATE TABLE hits ("offset" bigint CHECK ("offset" % 100 <> 1))')
-    exchange = psycopg.AsyncConnection.wait
     victim, heir = [await opened(postgres_url, context) for _ in range(2)]
     for fatal in count():
         first = fatal * 100
-        clock = count()
-
-        async def wait(
-            self: Any, *arguments: Any, clock: Any = clock, fatal: int = fatal, **options: Any
-        ) -> Any:
-            step = next(clock)
-            if step == fatal:
-                await exchange(self, *arguments, **options)
-            if step >= fatal:
-                self.pgconn.finish()
-                raise Killed
-            return await exchange(self, *arguments, **options)
-
-        killed = False
-        victim._forget()
-        with monkeypatch.context() as patch:
-            patch.setattr(psycopg.AsyncConnection, "wait", wait)
-            try:
-                await flush(victim, rows(first, first + 2))
-            except Escaped:
-                killed = True
+        killed = await flush_killed(victim, rows(first, first + 2), fatal, monkeypatch)
         result = await flush(heir, rows(first, first + 2), replayed=True)
         assert [offset for offset, _ in refused(result)] == [first + 1]
         assert query(postgres_url, "SELECT last_offset FROM kmr_ranges") == [first + 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import psycopg
 import pyarrow as pa
 
 from kmr.delivery.announcement import Announcement
+from kmr.errors import Escaped
 from kmr.record import Range, Rows
 from kmr.reducers.sink import Write
 from kmr.sinks import PostgresWriter
@@ -17,6 +19,8 @@ from kmr.sinks import PostgresWriter
 from ...flushes import Flushed, outcome
 
 if TYPE_CHECKING:
+    import pytest
+
     from kmr.reducers.reducer import Context, Retry
 
 WRITERS: list[PostgresWriter] = []
@@ -55,6 +59,35 @@ async def flush(
         announcement = Announcement(first, last, token, "w", generation=generation)
         return await outcome(writer, Write(announcement, repeated=replayed))
     return await outcome(writer, Write(repeated=replayed))
+
+
+class Killed(BaseException):
+    """Ends a flush as kill -9 would: the connection is gone, and nothing else is said to the server."""
+
+
+async def flush_killed(
+    writer: PostgresWriter, rows: Rows, fatal: int, monkeypatch: pytest.MonkeyPatch
+) -> bool:
+    """Flush; die after so many exchanges with the server. Return whether there were as many."""
+    exchange, clock = psycopg.AsyncConnection.wait, count()
+
+    async def wait(self: Any, *arguments: Any, **options: Any) -> Any:
+        step = next(clock)
+        if step == fatal:
+            await exchange(self, *arguments, **options)
+        if step >= fatal:
+            self.pgconn.finish()
+            raise Killed
+        return await exchange(self, *arguments, **options)
+
+    writer._forget()
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.AsyncConnection, "wait", wait)
+        try:
+            await flush(writer, rows)
+        except Escaped:
+            return True
+    return False
 
 
 def query(url: str, sql: str = 'SELECT "offset" FROM hits ORDER BY 1') -> list[Any]:
