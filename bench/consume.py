@@ -12,12 +12,13 @@ import asyncio
 import json
 import resource
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import pyarrow as pa  # noqa: TC002  a user would write the annotations too
 
+from bench.job import FLUSH_ROWS, Job
 from bench.process import Stopwatch, Taken
 from kmr import Reducer, Strategy, map_batch, map_record
 from kmr.record import Record  # noqa: TC001
@@ -34,19 +35,7 @@ if TYPE_CHECKING:
     from kmr.types import Rows
 
 
-FLUSH_ROWS = 131_072
 TABLE = "kmr_consumer_ingest"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to consume; `group` is new for every run."""
-
-    bootstrap_servers: str
-    topic: str
-    group: str
-    records: int
-    clickhouse_url: str | None
 
 
 @map_batch

@@ -12,38 +12,18 @@ import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import clickhouse_connect
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bench.consume import FLUSH_ROWS, Job, NullWriter, run_arroyo, run_worker
+from bench.consume import NullWriter, run_arroyo, run_worker
+from bench.job import COLUMNS, FLUSH_ROWS, TABLE, Hit, Job, writer
 from bench.process import Stopwatch, Taken
 from kmr import Json, Record, Strategy, map_batch, map_record
 from kmr.sinks import ClickHouseWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-TABLE = "hits"
-COLUMNS = ["ts", "path", "status", "ms", "bytes", "country", "partition", "offset"]
-DDL = (
-    f"CREATE TABLE {TABLE} (ts DateTime64(6, 'UTC'), path String, status Int64, ms Nullable(Float64), "
-    "bytes Int64, country LowCardinality(String), `partition` UInt32 DEFAULT 0, `offset` UInt64 DEFAULT 0) "
-    "ENGINE = MergeTree ORDER BY (partition, offset) "
-    "SETTINGS non_replicated_deduplication_window = 10000"
-)
-
-
-class Hit(msgspec.Struct):
-    """The fields that are used."""
-
-    ts: datetime
-    path: str
-    status: int
-    ms: float | None
-    bytes: int
-    country: str
 
 
 class Row(msgspec.Struct):
@@ -178,19 +158,6 @@ def arroyo(job: Job) -> Taken:
         return RunTask(read, FilterStep(is_wanted, batches))
 
     return run_arroyo(job, strategy, watch, lambda: seen >= job.records and written == kept)
-
-
-def writer(job: Job) -> Callable[[list[tuple[Any, ...]]], None]:
-    """Return a function that inserts rows by columns, or drops them."""
-    if job.clickhouse_url is None:
-        return lambda rows: None
-    client = clickhouse_connect.get_client(dsn=job.clickhouse_url)
-
-    def write(rows: list[tuple[Any, ...]]) -> None:
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        client.insert(TABLE, columns, column_names=COLUMNS, column_oriented=True)
-
-    return write
 
 
 CONTENDERS: dict[str, Callable[[Job], Taken]] = {

@@ -22,8 +22,9 @@ import anyio
 import clickhouse_connect
 from rich.console import Console
 
-from bench.consume import Job
-from bench.hits import CONTENDERS, DDL, TABLE
+from bench.hits import CONTENDERS
+from bench.job import DDL, TABLE, Job
+from bench.peers import PEERS, make_environment
 from bench.process import Taken
 from bench.table import print_table
 from demo.processes import Children, free_port
@@ -35,6 +36,8 @@ RECORDS = dict(
     zip(CONTENDERS, (300_000, 600_000, 2_000_000, 2_000_000, 400_000, 60_000), strict=True)
 )
 """The slow contenders get fewer records."""
+
+PEER_RECORDS = dict.fromkeys(PEERS, 100_000)
 
 SIZES = {200: 1.0, 1_500: 0.5}
 """Bytes of a value, and the share of the records."""
@@ -50,13 +53,13 @@ class Row:
     records: int
 
 
-def rows(scale: float) -> list[Row]:
+def rows(scale: float, *, peers: bool) -> list[Row]:
     """Return all lines."""
     return [
         Row(size, sink, name, round(max(records * share, 40_000) * scale))
         for size, share in SIZES.items()
         for sink in ("none", "ClickHouse")
-        for name, records in RECORDS.items()
+        for name, records in (RECORDS | (PEER_RECORDS if peers else {})).items()
     ]
 
 
@@ -97,9 +100,13 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the medians count")
     parser.add_argument("--scale", type=float, default=1.0, help="fewer or more records")
+    parser.add_argument(
+        "--peers", action="store_true", help="Quix Streams, FastStream and Bytewax, too, from PyPI"
+    )
     options = parser.parse_args()
-    table = rows(options.scale)
+    table = rows(options.scale, peers=options.peers)
     with tempfile.TemporaryDirectory(prefix="kmr-bench-typed-") as directory:
+        python = make_environment(Path(directory) / "peers") if options.peers else ""
         async with Children(Path(directory) / "logs") as children:
             ports = free_port(), free_port()
             serve = ("serve", "--data")
@@ -117,11 +124,11 @@ async def main() -> None:
             for size in SIZES:
                 most = max(row.records for row in table if row.size == size)
                 await fill(address, f"events-{size}", size, most)
-            await anyio.to_thread.run_sync(measure, address, url, table, options.rounds)
+            await anyio.to_thread.run_sync(measure, address, url, table, options.rounds, python)
 
 
-def measure(address: str, url: str, table: list[Row], rounds: int) -> None:
-    """Run every contender `rounds` times in turn; print the table."""
+def measure(address: str, url: str, table: list[Row], rounds: int, peers: str) -> None:
+    """Run every contender `rounds` times in turn; print the table. `peers` is their interpreter."""
     console = Console()
     found: dict[Row, list[Taken]] = {row: [] for row in table}
     for number in range(1, rounds + 1):
@@ -130,7 +137,7 @@ def measure(address: str, url: str, table: list[Row], rounds: int) -> None:
                 f"[dim]round {number}/{rounds}: {row.name}, {row.size} bytes -> {row.sink}[/dim]",
                 highlight=False,
             )
-            found[row].append(consume(row, address, url if row.sink != "none" else None))
+            found[row].append(consume(row, address, url if row.sink != "none" else None, peers))
     rates = {
         row: statistics.median(row.records / taken.seconds for taken in runs)
         for row, runs in found.items()
@@ -157,14 +164,15 @@ def measure(address: str, url: str, table: list[Row], rounds: int) -> None:
     )
 
 
-def consume(row: Row, address: str, url: str | None) -> Taken:
+def consume(row: Row, address: str, url: str | None, peers: str) -> Taken:
     """Run one contender once, in a process of its own."""
     if url is not None:
         client = clickhouse_connect.get_client(dsn=url)
         client.command(f"DROP TABLE IF EXISTS {TABLE}")
         client.command(DDL)
     job = Job(address, f"events-{row.size}", uuid.uuid4().hex, row.records, url)
-    command = [sys.executable, "-m", "bench.hits", row.name, json.dumps(asdict(job))]
+    runs = (peers, "bench.peers") if row.name in PEERS else (sys.executable, "bench.hits")
+    command = [runs[0], "-m", runs[1], row.name, json.dumps(asdict(job))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise SystemExit(f"bench: {row.name} failed:\n{done.stderr[-2_000:]}")

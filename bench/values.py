@@ -27,7 +27,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from bench.consume import NullWriter
-from bench.hits import Hit, by_hand, columns, typed
+from bench.hits import by_hand, columns, typed
+from bench.job import Hit
 from bench.shapes import SHAPES, Shape, avro_schema, message_class
 from bench.table import print_table
 from bench.typed import events as json_events

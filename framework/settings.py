@@ -170,9 +170,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Level and format of logs; they go to stderr."""
 
     level: Annotated[LogLevel, about("The least severe events to log.", section="Logs")] = "info"
-    format: Annotated[
-        LogFormat, about("json, console, or auto: console on a terminal, else json.")
-    ] = "auto"
+    format: Annotated[LogFormat, about("console: a line for people; json: an object.")] = "console"
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -84,7 +84,7 @@ async def serve(
     *,
     given: Given[BrokerSettings],
     log_level: Annotated[LogLevel, Parameter(env_var="KMR_LOG__LEVEL")] = "info",
-    log_format: Annotated[LogFormat, Parameter(env_var="KMR_LOG__FORMAT")] = "auto",
+    log_format: Annotated[LogFormat, Parameter(env_var="KMR_LOG__FORMAT")] = "console",
     registry_port: Annotated[int | None, Parameter(env_var="KMR_BROKER__REGISTRY_PORT")] = None,
 ) -> None:
     """Run the bundled broker: Kafka's protocol in one process, records on the local disk.
@@ -101,7 +101,7 @@ async def serve(
     log_level
         Lowest level that is logged to stderr.
     log_format
-        console (text) or json; auto is console on a terminal, otherwise json.
+        console (a line for people) or json.
     registry_port
         Serve a schema registry (Confluent's REST API) on this port too; 0 takes any free one. It has the
         address of the HTTP port, and the broker's certificate, users and rules.

@@ -3,4 +3,4 @@
 from typing import Literal
 
 LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["auto", "console", "json"]
+LogFormat = Literal["console", "json"]

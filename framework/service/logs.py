@@ -60,8 +60,7 @@ def log_to_stderr(
     Args:
         level: the lowest level that is logged.
         form: `json` writes one object a line (`timestamp`, `level`, `logger`, `event`, then the event's
-            own keys, and `exception` as text); `console` writes text; `auto` is console if stderr is a
-            terminal, else json.
+            own keys, and `exception` as text); `console` writes text, in colours on a terminal.
         quiet: libraries that log from WARNING up, unless `level` is debug.
         filters: applied to every record.
         always: keys and values that every event has.
@@ -93,9 +92,7 @@ def log_to_stderr(
             "formatters": {
                 "kmr": {
                     "()": structlog.stdlib.ProcessorFormatter,
-                    "processors": _renderers(
-                        as_json=form == "json" or (form == "auto" and not _is_terminal())
-                    ),
+                    "processors": _renderers(as_json=form == "json"),
                     "foreign_pre_chain": [structlog.stdlib.ExtraAdder(), *shared],
                 }
             },
@@ -119,7 +116,8 @@ def _renderers(*, as_json: bool) -> Sequence[Processor]:
     remove: Processor = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     if not as_json:
         console = structlog.dev.ConsoleRenderer(
-            colors=_is_terminal(), exception_formatter=structlog.dev.plain_traceback
+            colors=sys.stderr is not None and sys.stderr.isatty(),
+            exception_formatter=structlog.dev.plain_traceback,
         )
         return [remove, console]
     return [
@@ -137,7 +135,3 @@ def _add(always: Mapping[str, object], _: WrappedLogger, __: str, event: EventDi
 def _known_keys_first(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     known = {key: event.pop(key) for key in ("timestamp", "level", "logger", "event")}
     return {**known, **event}
-
-
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()

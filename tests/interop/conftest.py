@@ -103,7 +103,9 @@ class BrokerProcess:
         kmr = Path(sys.executable).with_name("kmr")
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [kmr, "broker", "serve", *arguments], stdout=subprocess.PIPE, stderr=errors
+                [kmr, "broker", "serve", "--log-format", "json", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=errors,
             )
         assert self._process.stdout is not None
         with self._process.stdout as out:

@@ -121,8 +121,12 @@ async def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
     )
 
 
-async def test_logs_go_to_stderr_as_json_unless_it_is_a_terminal(tmp_path: Path) -> None:
-    async with serving("--data", tmp_path, "--port", 0, "--partitions", 3) as (process, servers):
+async def test_logs_go_to_stderr_as_json_if_that_is_asked_for(tmp_path: Path) -> None:
+    flags = ("--log-format", "json")
+    async with serving(*flags, "--data", tmp_path, "--port", 0, "--partitions", 3) as (
+        process,
+        servers,
+    ):
         async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
             assert len(await producer.partitions_for("t")) == 3
         process.terminate()

@@ -137,14 +137,10 @@ def test_warnings_of_python_are_logged_too(capsys: pytest.CaptureFixture[str]) -
     assert "DeprecationWarning: old" in event["event"]
 
 
-def test_auto_is_json_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logs(LogSettings(format="auto"))
-    structlog.get_logger("kmr").info("hello")
-    assert events(capsys)[0]["event"] == "hello"
-
-
-def test_console_format_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logs(LogSettings(format="console"))
+def test_lines_are_for_people_also_in_a_pipe_unless_json_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    setup_logs(LogSettings())
     structlog.get_logger("kmr.worker").info("started", group="g")
     line = capsys.readouterr().err
     assert "started" in line
