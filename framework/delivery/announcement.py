@@ -100,16 +100,18 @@ class WindowAnnouncement(Announcement, frozen=True, omit_defaults=True, tag_fiel
         closed_from: up to which event time windows were closed before, in microseconds since 1970.
         closed_to: up to which they are closed then.
         definition: of the windows, see `Window.definition`.
+        level: see `Closed.level`.
     """
 
     closed_from: int = 0
     closed_to: int = 0
     definition: str = ""
+    level: int = 0
 
     @property
     def before(self) -> Closed:
         """Return which windows were closed before these rows; failed records up to `last` are settled."""
-        return Closed(self.last, self.closed_from, self.definition)
+        return Closed(self.last, self.closed_from, self.definition, self.level)
 
 
 class Closed(msgspec.Struct, frozen=True, array_like=True):
@@ -119,11 +121,17 @@ class Closed(msgspec.Struct, frozen=True, array_like=True):
         read_to: the last offset that was read: failed and late records up to it are settled.
         closed_to: the event time up to which windows are closed, in microseconds since 1970.
         definition: of the windows, see `Window.definition`.
+        level: of sessions: the event time before that first record, less the lateness.
     """
 
     read_to: int = -1
     closed_to: int = 0
     definition: str = ""
+    level: int = 0
+
+
+NOTHING_CLOSED: Final = Closed()
+"""Of a partition that begins."""
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr", tag=2):

@@ -8,16 +8,21 @@ import numpy as np
 import pyarrow as pa
 
 from ..config.schema import SECONDS, parse_quantity
+from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
 from ..record import Rows
 from ..reducers.aggregate import ALL, AggregateFunction
 from ..reducers.collect import Collecting
+from .session_state import SessionState
 from .window_aggregates import Aggregates
 from .window_state import WindowState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from ..delivery.announcement import Closed
     from ..record import TopicPartition
 
 Late = Literal["drop", "dead-letter"]
@@ -70,7 +75,11 @@ class Window(Collecting):
             mean (a float64), count_distinct, first, last or list.
         every: a window begins every so often, and windows overlap (hopping windows); `length` is a multiple
             of it. None: every `length` (tumbling windows).
-        lateness: how far event times may be out of order: windows stay open for so much longer.
+        session: in place of a length: the rows of a group are in one window while less than this time is
+            between two of them. It ends so long after its last row. Its rows are kept until it closes.
+        max: how long a session is at most; a longer one is cut at multiples of it since 1970.
+        lateness: how far event times may be out of order: windows stay open for so much longer. A row that
+            is further back than this is late for a session, whichever sessions are open.
         idle: when a partition has had no record for so long, the wall clock moves its event time on, so that
             its windows close. None: they stay open until the next record.
         keyed: the topic is partitioned by `by`: each group is in one partition, so its rows are final. False:
@@ -82,13 +91,15 @@ class Window(Collecting):
 
     def __init__(
         self,
-        length: str | float,
+        length: str | float | None = None,
         *,
         time: str,
         late: Late,
         columns: Mapping[str, tuple[str, str]],
         by: Sequence[str] = (),
         every: str | float | None = None,
+        session: str | float | None = None,
+        max: str | float | None = None,  # noqa: A002  what users call it
         lateness: str | float = 0,
         idle: str | float | None = None,
         keyed: bool = False,
@@ -102,12 +113,15 @@ class Window(Collecting):
             raise StrategyError(
                 'Window: columns is empty; count rows with {"rows": ("*", "count")}'
             )
-        self.length = _micros("length", length)
+        self.session = None if session is None else _micros("session", session)
+        self.length = _micros("max", _longest(length, session, every, max))
         self.every = self.length if every is None else _micros("every", every)
         self.lateness = _micros("lateness", lateness, zero=True)
         self.idle = None if idle is None else _micros("idle", idle)
         self.time, self.late, self.by, self.keyed = time, late, list(by), keyed
         self.columns = dict(columns)
+        if self.session is not None and self.session > self.length:
+            raise StrategyError(f"Window: max={max!r} is shorter than session={session!r}, the gap")
         if self.length % self.every or self.length // self.every > _MOST_HOPS:
             raise StrategyError(
                 f"Window: length must be a multiple of every, at most {_MOST_HOPS} times as long, not "
@@ -130,6 +144,9 @@ class Window(Collecting):
     @property
     def definition(self) -> str:
         """What the boundaries of windows depend on. It is committed: another definition is refused."""
+        if self.session is not None:
+            gap, longest = self.session / MICROS, self.length / MICROS
+            return f"sessions with gaps of {gap:g}s, at most {longest:g}s, of {self.time}"
         every = "" if self.every == self.length else f" every {self.every / MICROS:g}s"
         return f"{self.length / MICROS:g}s{every} of {self.time}"
 
@@ -141,7 +158,14 @@ class Window(Collecting):
     @property
     def late_reason(self) -> str:
         """Why a late record fails."""
+        if self.session is not None:
+            return f"late: its {self.time} is further back than the lateness"
         return f"late: the windows of its {self.time} have closed"
+
+    @property
+    def holds(self) -> int:
+        """For how much event time records can be held, in microseconds."""
+        return self.lateness + self.length * (1 if self.session is None else 3)
 
     def describe(self) -> str:
         """Return the length, what happens to late rows, and whether rows are final, in words."""
@@ -165,21 +189,35 @@ class Window(Collecting):
         """Return new, empty aggregates."""
         return Aggregates(self.by, self.columns)
 
+    def state(
+        self, partition: TopicPartition | None = None, closed: Closed = NOTHING_CLOSED
+    ) -> WindowState:
+        """Return the open windows of a partition; `closed` is what the committed offset says of them."""
+        if self.session is not None:
+            return SessionState(self, partition, closed, self.session, self.length)
+        return WindowState(self, partition, closed)
+
     def rows_of(
-        self, closed: pa.Table, time: pa.DataType, partition: TopicPartition | None
+        self,
+        closed: pa.Table,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        time: pa.DataType,
+        partition: TopicPartition | None,
     ) -> pa.Table:
         """Return the rows of closed windows as the sink gets them.
 
         Args:
             closed: what `Aggregates.take` returned.
+            starts: of the window of each row, in microseconds since 1970.
+            ends: of the window of each row.
             time: the type of the column of event times.
         """
-        starts = closed.column("window_start").to_numpy().astype(np.int64)
         zone = getattr(time, "tz", None)
         kind = pa.timestamp("us", tz=zone)
         columns: dict[str, Any] = {
             "window_start": pa.array(starts).cast(kind),
-            "window_end": pa.array(starts + self.length).cast(kind),
+            "window_end": pa.array(ends).cast(kind),
         }
         if not self.keyed and "partition" not in self.by:
             number = 0 if partition is None else partition.partition
@@ -191,7 +229,7 @@ class Window(Collecting):
     def schema_after(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns of the rows that come out, for those that go in. Raises StrategyError."""
         rows = Rows(schema.empty_table(), (), np.empty(0, np.int64))
-        state = WindowState(self)
+        state = self.state()
         state.take(rows)
         out = state.close_all().schema
         never = ("window_start", "window_end", "partition")
@@ -208,8 +246,33 @@ class Window(Collecting):
         states: dict[TopicPartition, WindowState] = {}
         for rows in self.rows:
             partition = rows.ranges[0].topic_partition
-            states.setdefault(partition, WindowState(self, partition=partition)).take(rows)
+            states.setdefault(partition, self.state(partition)).take(rows)
         return pa.concat_tables([state.close_all() for state in states.values()])
+
+
+def _longest(
+    length: str | float | None,
+    session: str | float | None,
+    every: str | float | None,
+    longest: str | float | None,
+) -> str | float:
+    """Return how long a window is at most. Raises StrategyError unless it is one of either kind."""
+    if session is None:
+        if length is None or longest is not None:
+            raise StrategyError(
+                'Window: give a length, as in Window("1m", ...), or session= and max= for windows that end '
+                "when a group has no row for some time"
+            )
+        return length
+    if length is not None or every is not None:
+        raise StrategyError("Window: session= has neither a length nor every=")
+    if longest is None:
+        raise StrategyError(
+            "Window: session= needs max=, the longest time of a session: a group whose rows never pause, "
+            "such as a robot's, would keep its session open, hold the committed offset back for ever, and a "
+            "start would read everything since then again"
+        )
+    return longest
 
 
 def _micros(name: str, given: str | float, *, zero: bool = False) -> int:

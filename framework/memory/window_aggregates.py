@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 START: Final = "window_start"
 """The column of the windows' first microsecond, int64."""
 
+_ROW: Final = "kmr row"
+"""The column of the number of a group's first row: pyarrow's groups come in any order."""
+
 _FOLD_ROWS: Final = 65_536
 """New rows that wait at least before they are folded: a fold costs as much as the rows folded before."""
 
@@ -46,12 +49,13 @@ class Aggregates:
         self._by = list(by)
         self._columns = dict(columns)
         # Values that become one number or value: a column for each part of an aggregate.
-        self._merged = _Folded([START, *by], self._merges())
+        self._merged = _Folded([START, *by], {**self._merges(), _ROW: "min"})
+        self._rows = 0  # that were added
         # Values that are kept: a table for each aggregate, of the distinct ones or of all.
         self._tall = {
             name: _Folded(
                 [START, *by, *([name] if function == "count_distinct" else [])],
-                {} if function == "count_distinct" else None,
+                {_ROW: "min"} if function == "count_distinct" else None,
             )
             for name, (_, function) in columns.items()
             if function in _TALL
@@ -78,6 +82,8 @@ class Aggregates:
             StrategyError: a function does not support the type of its column.
         """
         keys = {START: pa.array(starts), **{name: rows.column(name) for name in self._by}}
+        keys[_ROW] = pa.array(np.arange(self._rows, self._rows + len(starts)))
+        self._rows += len(starts)
         parts = dict(keys)
         for name, (source, function) in self._columns.items():
             if function in _TALL:
@@ -104,6 +110,7 @@ class Aggregates:
         for name, folded in self._all.items():
             if tables[name].num_rows:
                 folded.add(tables[name])
+                self._rows = max(self._rows, 1 + pc.max(tables[name].column(_ROW)).as_py())
 
     @property
     def _all(self) -> dict[str, _Folded]:
@@ -121,15 +128,13 @@ class Aggregates:
             `window_start` (int64), the columns of the group, and the new columns; by window, then in the
             order of each group's first row.
         """
-        merged = self._merged.take(before)
-        order = np.argsort(merged.column(START).to_numpy(), kind="stable")
+        merged = _in_order(self._merged.take(before), _ROW)
         out = {name: merged.column(name) for name in (START, *self._by)}
         for name, (_, function) in self._columns.items():
             if function in _TALL:
                 tall = self._tall[name].take(before)
-                out[name] = group(tall, [START, *self._by], [(name, function)]).column(
-                    f"{name}_{function}"
-                )
+                values = group(tall, [START, *self._by], [(name, function), (_ROW, "min")])
+                out[name] = _in_order(values, f"{_ROW}_min").column(f"{name}_{function}")
             elif function == "count":
                 out[name] = merged.column(f"{name} count")
             elif function == "mean":
@@ -137,14 +142,21 @@ class Aggregates:
                 out[name] = pc.divide(total.cast(pa.float64()), count.cast(pa.float64()))
             else:
                 out[name] = merged.column(name)
-        return pa.table(out).take(pa.array(order, pa.int64()))
+        return pa.table(out)
+
+
+def _in_order(groups: pa.Table, row: str) -> pa.Table:
+    """Return groups by window, then in the order of their first rows."""
+    start, first = (groups.column(name).to_numpy() for name in (START, row))
+    return groups.take(pa.array(np.lexsort((first, start)), pa.int64()))
 
 
 def _ones(rows: int) -> pa.ChunkedArray[Any]:
     return pa.chunked_array([pa.array(np.ones(rows, np.int64))])
 
 
-def _joined(parts: list[pa.Table]) -> pa.Table:
+def joined_rows(parts: list[pa.Table]) -> pa.Table:
+    """Join tables of rows. Raises MixedTypes if their columns have types that cannot be joined."""
     joined = join_tables(parts)
     for reason in joined.misfits.values():
         raise MixedTypes(f"{reason}; declare the types with @map_record(schema=...)")
@@ -189,7 +201,7 @@ class _Folded:
     def _fold(self) -> pa.Table:
         if not self._parts:
             return pa.table({START: pa.array([], pa.int64())})
-        table = _joined(self._parts)
+        table = joined_rows(self._parts)
         if self._functions is not None and self._new:
             names = [*self._keys, *self._functions]
             table = group(table, self._keys, list(self._functions.items())).rename_columns(names)

@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
+from .window_aggregates import START
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
+    from ..delivery.announcement import Closed
     from ..record import Rows, TopicPartition
     from .window import Window
 
@@ -53,8 +56,7 @@ class WindowState:
 
     Args:
         window: what is aggregated.
-        closed_to: the event time up to which windows are closed.
-        read_to: the last offset that was read when they were closed.
+        closed: what the committed offset says of closed windows, see `Closed`.
 
     Attributes:
         closed_to: up to which time windows are closed, in the rows that came out.
@@ -64,18 +66,19 @@ class WindowState:
     def __init__(
         self,
         window: Window,
-        *,
         partition: TopicPartition | None = None,
-        closed_to: int = 0,
-        read_to: int = -1,
+        closed: Closed = NOTHING_CLOSED,
     ) -> None:
         self._window = window
         self._partition = partition
-        self._read_to = read_to
-        self.closed_to = self.level = closed_to
-        self._aggregates = window.aggregates()
-        self._firsts: dict[int, int] = {}  # the first offset of each open window, by its start
+        self._read_to = closed.read_to
+        self.closed_to = self.level = closed.closed_to
         self._type: pa.DataType | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._aggregates = self._window.aggregates()
+        self._firsts: dict[int, int] = {}  # the first offset of each open window, by its start
 
     @property
     def nbytes(self) -> int:
@@ -97,10 +100,25 @@ class WindowState:
         length = self._window.length
         return max((start + length for start in self._firsts if start + length <= level), default=0)
 
-    def largest(self, number: int = 3) -> list[tuple[int, int]]:
-        """Return the windows with the most groups: their starts, and the numbers of groups."""
-        groups = self._aggregates.groups()
-        return sorted(groups.items(), key=lambda each: -each[1])[:number]
+    @property
+    def idle_end(self) -> int | None:
+        """When the wall clock may close windows of a partition without records; None if none is open."""
+        return self.next_end
+
+    @property
+    def last_end(self) -> int:
+        """When the last of the open windows ends; 0 if none is open."""
+        return max(self._firsts, default=-self._window.length) + self._window.length
+
+    @property
+    def level_before(self) -> int:
+        """The level before the first record of the open windows, as far as later readings need it."""
+        return 0
+
+    def largest(self, number: int = 3) -> list[str]:
+        """Return the windows with the most groups, in words."""
+        groups = sorted(self._aggregates.groups().items(), key=lambda each: -each[1])
+        return [f"{shown_time(start)} with {n:,} groups" for start, n in groups[:number]]
 
     def take(self, rows: Rows) -> Taken:
         """Add rows to their windows, and move the event time on.
@@ -117,34 +135,56 @@ class WindowState:
         window.require(table.column_names)
         times, invalid = self._times(table.column(window.time), offsets)
         reached = self._reached(times, offsets)
-        newest = times - times % window.every  # the start of the last window that a row is in
-        late = ~invalid & (newest + window.length <= reached)
+        late = ~invalid & self._is_late(times, reached)
         found = np.flatnonzero(~late & ~invalid)
+        self._add(table.select(window.sources), found, times, offsets, reached)
+        if len(found):
+            self.level = max(self.level, int(times[found].max()) - window.lateness)
+        is_new = offsets > self._read_to
+        return Taken(late & is_new, invalid & is_new)
+
+    def _is_late(self, times: NDArray[np.int64], reached: NDArray[np.int64]) -> NDArray[np.bool_]:
+        # The last window that a row is in has closed.
+        late: NDArray[np.bool_] = (
+            times - times % self._window.every + self._window.length <= reached
+        )
+        return late
+
+    def _add(
+        self,
+        table: pa.Table,
+        found: NDArray[np.intp],
+        times: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        reached: NDArray[np.int64],
+    ) -> None:
+        """Add the rows `found` to their windows."""
+        window = self._window
+        newest = times - times % window.every  # the start of the last window that a row is in
         hops = window.length // window.every
         numbers = np.repeat(found, hops)
         starts = newest[numbers] - np.tile(np.arange(hops - 1, -1, -1) * window.every, len(found))
         if hops > 1:
             opened = starts + window.length > reached[numbers]
             numbers, starts = numbers[opened], starts[opened]
-        self._aggregates.add(
-            starts, table.select(window.sources).take(pa.array(numbers, pa.int64()))
-        )
+        self._aggregates.add(starts, table.take(pa.array(numbers, pa.int64())))
         opened_at, first = np.unique(starts, return_index=True)
         for start, offset in zip(opened_at.tolist(), offsets[numbers[first]].tolist(), strict=True):
             self._firsts.setdefault(start, offset)
-        if len(found):
-            self.level = max(self.level, int(times[found].max()) - window.lateness)
-        is_new = offsets > self._read_to
-        return Taken(late & is_new, invalid & is_new)
 
     def saved(self) -> dict[str, pa.Table]:
         """Return the open windows as tables, for `restore`."""
         numbers = {"closed_to": self.closed_to, "level": self.level}
-        firsts = {"start": list(self._firsts), "first_offset": list(self._firsts.values())}
         return {
             _NUMBERS: pa.table({name: pa.array([n], pa.int64()) for name, n in numbers.items()}),
-            _FIRSTS: pa.table({name: pa.array(n, pa.int64()) for name, n in firsts.items()}),
             _TIMES: pa.table({"time": pa.array([], self._type or pa.null())}),
+            **self._saved(),
+        }
+
+    def _saved(self) -> dict[str, pa.Table]:
+        firsts = {"start": list(self._firsts), "first_offset": list(self._firsts.values())}
+        return {
+            _FIRSTS: pa.table({name: pa.array(n, pa.int64()) for name, n in firsts.items()}),
             **{f"{_OF} {name}": table for name, table in self._aggregates.saved().items()},
         }
 
@@ -152,15 +192,18 @@ class WindowState:
         """Go on with the windows that `saved` returned."""
         numbers = tables[_NUMBERS].to_pylist()[0]
         self.closed_to, self.level = numbers["closed_to"], numbers["level"]
+        kind = tables[_TIMES].schema.field("time").type
+        self._type = None if pa.types.is_null(kind) else kind
+        if self._type is not None:
+            self._restore(tables)
+
+    def _restore(self, tables: Mapping[str, pa.Table]) -> None:
         firsts = tables[_FIRSTS]
         self._firsts = dict(
             zip(*(firsts.column(name).to_pylist() for name in firsts.column_names), strict=True)
         )
-        kind = tables[_TIMES].schema.field("time").type
-        self._type = None if pa.types.is_null(kind) else kind
-        if self._type is not None:
-            of = {k.removeprefix(f"{_OF} "): t for k, t in tables.items() if k.startswith(_OF)}
-            self._aggregates.restore(of)
+        of = {k.removeprefix(f"{_OF} "): t for k, t in tables.items() if k.startswith(_OF)}
+        self._aggregates.restore(of)
 
     def _times(
         self, column: pa.ChunkedArray[Any], offsets: NDArray[np.int64]
@@ -194,16 +237,32 @@ class WindowState:
         end = self.next_end
         return end is not None and end <= to
 
+    @property
+    def is_due(self) -> bool:
+        """Whether windows should close now. A worker asks after each batch, and Spark as well."""
+        return self.can_close(self.level)
+
     def close(self, to: int) -> pa.Table:
         """Close the windows that end up to a time, and return their rows."""
-        before = to - self._window.length + 1
-        self._firsts = {start: first for start, first in self._firsts.items() if start >= before}
+        to = max(to, self.closed_to)
+        closed = pa.table({}) if self._type is None else self._take(to, self._type)
         self.closed_to = to
         self.level = max(self.level, to)
-        if self._type is None:  # no row was taken
-            return pa.table({})
-        return self._window.rows_of(self._aggregates.take(before), self._type, self._partition)
+        return closed
+
+    def _take(self, to: int, kind: pa.DataType) -> pa.Table:
+        length = self._window.length
+        before = to - length + 1
+        self._firsts = {start: first for start, first in self._firsts.items() if start >= before}
+        closed = self._aggregates.take(before)
+        starts = closed.column(START).to_numpy().astype(np.int64)
+        return self._window.rows_of(closed, starts, starts + length, kind, self._partition)
 
     def close_all(self) -> pa.Table:
         """Close every window, and return the rows."""
-        return self.close(max(self.level, max(self._firsts, default=0) + self._window.length))
+        return self.close(max(self.level, self.last_end))
+
+
+def shown_time(micros: int) -> str:
+    """Return a time, in microseconds since 1970, in words."""
+    return f"{np.datetime64(micros, 'us').astype('datetime64[ms]')}Z"

@@ -40,7 +40,7 @@ class Aggregate(Collecting):
         ```
 
     Args:
-        by: the columns that make a group; groups come out in the order of their first row.
+        by: the columns that make a group; groups come out in any order.
         columns: for each new column, its source column and the function: sum, count, min, max, mean,
             count_distinct, first, last or list. All but list ignore nulls. `("*", "count")` counts rows.
         limits: the limits and policies of `Reducer`.
@@ -105,7 +105,7 @@ class Aggregate(Collecting):
 
 
 def group(table: pa.Table, by: Sequence[str], aggregations: Sequence[Any]) -> pa.Table:
-    """Group rows, in the order of each group's first row: the columns of `by`, then the aggregations.
+    """Group rows: the columns of `by`, then the aggregations. Groups come in any order.
 
     Args:
         aggregations: as for `pyarrow.TableGroupBy.aggregate`.

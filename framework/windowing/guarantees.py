@@ -37,12 +37,16 @@ class WindowRows(Rows):
         settles: those of `ranges` below the first record of a window that stays open.
         read_to: the last offset that was read.
         definition: see `Window.definition`.
+        level_before: see `Closed.level`, before these rows.
+        level: after them.
         done: set when the rows are written and settled.
     """
 
     settles: tuple[Range, ...] = ()
     read_to: int = -1
     definition: str = ""
+    level_before: int = 0
+    level: int = 0
     done: anyio.Event = field(default_factory=anyio.Event, compare=False)
 
 
@@ -54,7 +58,7 @@ def _close(buffer: Buffer, committer: Committer, partition: TopicPartition) -> t
     """Note what is closed now; return what that settles."""
     last = _held(buffer)[-1]
     closed_to = 0 if last.closes is None else last.closes[1]
-    committer.close_windows(partition, Closed(last.read_to, closed_to, last.definition))
+    committer.close_windows(partition, Closed(last.read_to, closed_to, last.definition, last.level))
     return tuple(r for rows in _held(buffer) for r in rows.settles)
 
 
@@ -141,6 +145,7 @@ class WindowsExactlyOnce(ExactlyOnce):
             closed_from=closes[0][0],
             closed_to=closes[-1][1],
             definition=held[-1].definition,
+            level=held[0].level_before,
         )
 
     def _settle(self, buffer: Buffer, outcome: FlushOutcome) -> None:

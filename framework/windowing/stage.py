@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Final
 
 import anyio
-import numpy as np
 import pyarrow as pa
 import structlog
 
@@ -15,7 +14,6 @@ from ..delivery.ranges import merge_ranges, subtract_ranges
 from ..errors import StateTooLarge, no_escape
 from ..memory.window import MICROS
 from ..memory.window_letters import letters_of, split_late
-from ..memory.window_state import WindowState
 from ..observe.status import StageStatus
 from ..observe.waits import Waiting
 from ..record import ReplayEnd, Rows
@@ -24,6 +22,7 @@ from .guarantees import WindowRows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy as np
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
     from numpy.typing import NDArray
 
@@ -78,12 +77,10 @@ class WindowStage:
         self._inbox, self._out, self._errors = inbox, out, errors
         self._shared, self._ledgers = shared, shared.ledgers
         self._partition = partition
-        self._state = WindowState(
-            window, partition=partition, closed_to=begin.closed_to, read_to=begin.read_to
-        )
+        self._state = window.state(partition, begin)
         self._replayed = replayed
         self._held: tuple[Range, ...] = ()
-        self._read_to = self._marked_to = -1
+        self._read_to, self._marked_to = -1, begin.read_to
         self._heard_at = self._mark_at = anyio.current_time()
         self._waits = Waiting()
 
@@ -144,7 +141,7 @@ class WindowStage:
         self._held = merge_ranges([*self._held, *subtract_ranges(rows.ranges, failed)])
         self._read_to = max(self._read_to, *(r.last for r in rows.ranges))
         if self._replayed is None:
-            if self._state.can_close(self._state.level):
+            if self._state.is_due:
                 await self._emit(self._state.level)
             else:
                 self._settle_below()
@@ -191,20 +188,27 @@ class WindowStage:
 
     async def _emit(self, to: int) -> WindowRows:
         """Close the windows that end up to a time, and send their rows on."""
-        closed_from, ranges = self._state.closed_to, self._held
-        rows = self._state.close(to)
-        self._ledgers.hold(self, self._state.nbytes + rows.nbytes)
-        return await self._send(rows, ranges, (closed_from, to))
+        state, ranges = self._state, self._held
+        closed_from, level_before = state.closed_to, state.level_before
+        rows = state.close(to)
+        self._ledgers.hold(self, state.nbytes + rows.nbytes)
+        return await self._send(rows, ranges, (closed_from, to), level_before)
 
     async def _mark(self) -> None:
         """Send on how far was read, if that is news."""
         self._mark_at = anyio.current_time()
-        if self._marked_to < self._read_to:
-            ranges, closed_to = self._held, self._state.closed_to
-            await self._send(_NO_ROWS, ranges, (closed_to, closed_to))
+        if self._state.can_close(self._state.level):
+            await self._emit(self._state.level)
+        elif self._marked_to < self._read_to:
+            closed_to, level = self._state.closed_to, self._state.level_before
+            await self._send(_NO_ROWS, self._held, (closed_to, closed_to), level)
 
     async def _send(
-        self, table: pa.Table, ranges: tuple[Range, ...], closes: tuple[int, int]
+        self,
+        table: pa.Table,
+        ranges: tuple[Range, ...],
+        closes: tuple[int, int],
+        level_before: int,
     ) -> WindowRows:
         self._marked_to = self._read_to
         rows = WindowRows(
@@ -214,6 +218,8 @@ class WindowStage:
             settles=self._cut(),
             read_to=self._read_to,
             definition=self._window.definition,
+            level_before=level_before,
+            level=self._state.level_before,
         )
         with self._waits.on(_NEXT):
             await self._out.send(rows)
@@ -245,7 +251,7 @@ class WindowStage:
 
     def _idle_at(self) -> float:
         """When the wall clock closes the next window; infinite without one, or without `idle`."""
-        end, idle = self._state.next_end, self._window.idle
+        end, idle = self._state.idle_end, self._window.idle
         if end is None or idle is None:
             return math.inf
         return self._heard_at + max(idle, end - self._state.level) / MICROS
@@ -270,6 +276,7 @@ class WindowStage:
         A crash before the announcement forgets that they were closed: then no row may have been late for it.
         """
         level = self._state.level + round((now - self._heard_at) * MICROS)
+        level = max(level, self._state.idle_end or 0)  # the clock's rounding
         end = self._state.last_end_up_to(level)
         rows = await self._emit(end)
         self._heard_at = max(self._heard_at, now - (level - end) / MICROS)
@@ -284,10 +291,7 @@ class WindowStage:
         limit = int(self._shared.budget.limit * _SHARE)
         if self._ledgers.held_bytes <= limit:
             return
-        largest = ", ".join(
-            f"{np.datetime64(start, 'us').astype('datetime64[ms]')}Z with {groups:,} groups"
-            for start, groups in self._state.largest()
-        )
+        largest = ", ".join(self._state.largest())
         raise StateTooLarge(
             f"{self.name} {self._partition}: the open windows of this worker need "
             f"{show_quantity(self._ledgers.held_bytes, BYTES)}, more than {_SHARE:.0%} of inflight_bytes "

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ...memory.distinct_memory import PartitionMemory
 from ...memory.window_letters import letters_of, split_late
-from ...memory.window_state import WindowState
 from ...record import Rows
 from .memory_files import MemoryFiles
 
@@ -50,7 +49,7 @@ class OpenWindows:
 
     def __init__(self, window: Window, wanted: Range) -> None:
         self._window = window
-        self.state = WindowState(window, partition=wanted.topic_partition)
+        self.state = window.state(wanted.topic_partition)
         self.late: Counter[str] = Counter()
 
     def take(self, rows: Rows, stage: str) -> tuple[Rows | None, list[Rows]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from kmr import Aggregate, Distinct, Strategy, Window, map_record
@@ -40,10 +42,10 @@ def parse(record: Record) -> list[dict[str, Any]]:
 
 def window(**changes: Any) -> Window:
     given: dict[str, Any] = {
-        "time": "ts", "late": "drop", "columns": {"n": ("*", "count"), "of": ("o", "list")},
+        "length": "10s", "time": "ts", "late": "drop", "columns": {"n": ("*", "count"), "of": ("o", "list")},
         "keyed": True,
     }  # fmt: skip
-    return Window("10s", **(given | changes))
+    return Window(**(given | changes))
 
 
 def windows_of(journal: Journal) -> list[tuple[float, list[int]]]:
@@ -61,6 +63,10 @@ def windows_of(journal: Journal) -> list[tuple[float, list[int]]]:
         ({"columns": {"window_start": ("*", "count")}}, "would be twice"),
         ({"lateness": "soon"}, "lateness: 'soon' is not a number"),
         ({"by": "path"}, r"by=\['path'\]"),
+        ({"max": "1h"}, "give a length, as in"),
+        ({"session": "30m", "max": "1h"}, "neither a length"),
+        ({"length": None, "session": "30m"}, "needs max=.*hold the committed offset back for ever"),
+        ({"length": None, "session": "30m", "max": "10m"}, "shorter than session='30m'"),
     ],
 )
 def test_a_window_refuses_what_it_cannot_do(changes: dict[str, Any], message: str) -> None:
@@ -104,8 +110,6 @@ def test_the_metadata_says_what_is_closed_and_an_announcement_what_was_before() 
 
 
 def test_rows_of_other_windows_have_other_names_though_their_offsets_are_the_same() -> None:
-    import pyarrow as pa
-
     table, ranges = pa.table({"n": [1]}), (Range("t", 0, 5, 9),)
     names = [
         {each.token, each.file_name}
@@ -133,6 +137,56 @@ async def test_an_idle_partition_closes_its_windows_by_the_wall_clock(clock: Vir
         for _ in range(20):
             await clock.advance(1)
         assert windows_of(journal)[2:] == [(20, [3])], "13 is late: its window is closed"
+
+
+async def test_an_idle_partition_closes_its_sessions_together(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    sessions = window(length=None, session="5s", max="1h", by=["ts"], lateness="2s", idle="1s")
+    strategy = Strategy(map=parse, reduce=[sessions, MemoryWriter(journal, max_age=0.1)])
+    async with running(strategy, consumer, commit_interval=0.1):
+        await consumer.rebalance([P0])
+        put(consumer, 0, 0, b"1", b"3", b"3", b"0")
+        for _ in range(6):
+            await clock.advance(1)
+        assert windows_of(journal) == [], "the first would be over, but another is open"
+        for _ in range(3):
+            await clock.advance(1)
+        assert windows_of(journal) == [(1, [0]), (3, [1, 2])], "0 was late by more than 2 s"
+        assert committed(consumer)[P0] == 4
+
+
+def test_sessions_that_were_saved_go_on() -> None:
+    rows = [(0, "a"), (1, "b"), (4, "a"), (30, "b"), (7, "a"), (34, "b"), (60, "a")]
+    sessions = window(length=None, session="5s", max="10s", by=["g"], lateness="40s", time="t")
+
+    def rows_at(offset: int) -> Rows:
+        second, group = rows[offset]
+        table = pa.table({"t": [BEGIN + timedelta(seconds=second)], "g": [group], "o": [offset]})
+        return Rows(table, (Range("t", 0, offset, offset),), np.array([offset]))
+
+    whole = sessions.state()
+    out: list[Any] = []
+    expected: list[Any] = []
+    saved: dict[str, pa.Table] = {}
+    for offset in range(len(rows)):
+        whole.take(rows_at(offset))
+        part = sessions.state()
+        if saved:
+            part.restore(saved)
+        part.take(rows_at(offset))
+        for state, into in ((whole, expected), (part, out)):
+            if state.can_close(state.level):
+                into += state.close(state.level).to_pylist()
+        saved = part.saved()
+    expected += whole.close_all().to_pylist()
+    out += part.close_all().to_pylist()
+    assert out == expected
+    assert [(row["g"], row["of"]) for row in out] == [
+        ("a", [0, 2, 4]),
+        ("b", [1]),
+        ("b", [3, 5]),
+        ("a", [6]),
+    ]
 
 
 async def test_open_windows_hold_the_commit_and_are_no_lag(clock: VirtualClock) -> None:

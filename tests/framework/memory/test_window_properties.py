@@ -10,6 +10,7 @@ import asyncio
 import copy
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -39,9 +40,15 @@ if TYPE_CHECKING:
 P0 = TopicPartition("t", 0)
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 LENGTH, LATENESS, WITHIN = 10, 4, 30
+GAP, LONGEST = 5, 12
+KINDS: dict[str, dict[str, Any]] = {
+    "tumbling": {"length": LENGTH},
+    "hopping": {"length": LENGTH, "every": LENGTH // 2},
+    "sessions": {"session": GAP, "max": LONGEST},
+}
 
 Key = tuple[int, str]
-Rows = Counter[tuple[int, str, int, tuple[int, ...]]]
+Rows = Counter[tuple[int, int, str, int, tuple[int, ...]]]
 
 # Seconds after the event before it, a group and a key. None fails in the map, -1 makes no row.
 steps = st.one_of(st.integers(0, 6), st.integers(0, 6), st.integers(-12, 12))
@@ -65,15 +72,26 @@ def parse(record: Record) -> dict[str, Any] | None:
         raise ValueError("fails")
     if record.value is None or record.value == b"skip":
         return None
-    second, group, key = record.value.decode().split()
+    second, group, *key = record.value.decode().split()
     time = BEGIN + timedelta(seconds=int(second))
-    return {"ts": time, "g": group, "k": key, "o": record.offset}
+    return {"ts": time, "g": group, "k": "".join(key), "o": record.offset}
 
 
 def encode(value: Any) -> bytes:
     if value is None:
         return b"fails"
     return b"skip" if value == -1 else " ".join(map(str, value)).encode()
+
+
+def after(log: list[Any], steps: list[Any]) -> list[Any]:
+    """Return the events that follow a log, with their seconds in place of those since the one before."""
+    second = next((value[0] for value in reversed(log) if isinstance(value, tuple)), 0)
+    made: list[Any] = []
+    for value in steps:
+        if isinstance(value, tuple):
+            second = max(0, second + value[0])
+        made.append((second, *value[1:]) if isinstance(value, tuple) else value)
+    return made
 
 
 def passing(log: list[Any]) -> list[Any]:
@@ -96,13 +114,43 @@ def model(log: list[Any], every: int) -> Rows:
     level = -(10**9)
     for offset, value in enumerate(log):
         if isinstance(value, tuple):
-            second, group, _ = value
+            second, group = value[:2]
             for start in range(second // every * every, second - LENGTH, -every):
                 if start + LENGTH > level:
                     windows[start, group].append(offset)
             level = max(level, second - LATENESS)
     closed = {key: found for key, found in windows.items() if key[0] + LENGTH <= level}
-    return Counter((start, group, len(o), tuple(o)) for (start, group), o in closed.items())
+    return Counter((s, s + LENGTH, group, len(o), tuple(o)) for (s, group), o in closed.items())
+
+
+def sessions(log: list[Any]) -> Rows:
+    """Return the rows of all sessions that the log closes, and of the parts of long ones."""
+    taken: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
+    level, rows = 0, Rows()
+    for offset, value in enumerate(log):
+        if isinstance(value, tuple) and value[0] >= level:
+            taken[value[1]].append((value[0], offset))
+            level = max(level, value[0] - LATENESS)
+    for group, of_group in taken.items():
+        of_group.sort()
+        begins = [i for i, (t, _) in enumerate(of_group) if not i or t - of_group[i - 1][0] >= GAP]
+        for session in (of_group[i:j] for i, j in pairwise([*begins, None])):
+            first, over = session[0][0], session[-1][0] + GAP
+            is_long = over - first > LONGEST
+            length = LONGEST if is_long else 10**9
+            for cell in sorted({time // length for time, _ in session}):
+                part = [row for row in session if row[0] // length == cell]
+                end = min(part[-1][0] + GAP, (cell + 1) * length)
+                if (max(end, first + LONGEST) if is_long else end) <= level:
+                    offsets = sorted(offset for _, offset in part)
+                    rows[part[0][0], end, group, len(offsets), tuple(offsets)] += 1
+    return rows
+
+
+def model_of(kind: str, log: list[Any]) -> Rows:
+    if kind == "sessions":
+        return sessions(log)
+    return model(log, KINDS[kind].get("every", LENGTH))
 
 
 class Table:
@@ -119,9 +167,9 @@ class Table:
             return
         self.tokens.add(rows.token)
         for row in rows.table.to_pylist():
-            start = round((row["window_start"] - BEGIN).total_seconds())
-            assert row["window_end"] - row["window_start"] == timedelta(seconds=LENGTH)
-            self.rows[start, row["g"], row["n"], tuple(row["offsets"])] += 1
+            times = (row["window_start"], row["window_end"])
+            start, end = (round((time - BEGIN).total_seconds()) for time in times)
+            self.rows[start, end, row["g"], row["n"], tuple(row["offsets"])] += 1
 
 
 class TableWriter(RangeWriter):
@@ -151,13 +199,12 @@ class TableWriter(RangeWriter):
         return {}
 
 
-def strategy_of(table: Table, letters: Journal, every: int, *, distinct: bool) -> Strategy:
+def strategy_of(table: Table, letters: Journal, kind: str, *, distinct: bool) -> Strategy:
     window = Window(
-        LENGTH,
+        **KINDS[kind],
         time="ts",
         by=["g"],
         columns={"n": ("*", "count"), "offsets": ("o", "list")},
-        every=every,
         lateness=LATENESS,
         late="drop",
         keyed=True,
@@ -175,19 +222,19 @@ def strategy_of(table: Table, letters: Journal, every: int, *, distinct: bool) -
 
 
 async def run_all(
-    schedule: list[tuple[list[list[Any]], str]], every: int, *, distinct: bool
+    schedule: list[tuple[list[list[Any]], str]], kind: str, *, distinct: bool
 ) -> tuple[Rows, Counter[int], list[Any]]:
     table, letters = Table(), Journal()
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     clock = VirtualClock(loop)
-    consumer, log, second = MemoryConsumer(), list[Any](), 0
+    consumer, log = MemoryConsumer(), list[Any]()
     for batches, end in [*schedule, ([], "drain")]:
         before, consumer = consumer, MemoryConsumer()
         consumer.log, consumer._committed = before.log, before._committed
         table.dies, table.dead = end, anyio.Event()
         worker = Worker(
-            strategy_of(table, letters, every, distinct=distinct),
+            strategy_of(table, letters, kind, distinct=distinct),
             Settings(topics=("t",), group="g", executor="inline", commit_interval=1.0),
             consumer=consumer,
         )
@@ -196,10 +243,7 @@ async def run_all(
             await consumer.started.wait()
             await consumer.rebalance([P0])
             for steps in batches:
-                batch = list[Any]()
-                for value in steps:
-                    second = max(0, second + (value[0] if isinstance(value, tuple) else 0))
-                    batch.append((second, *value[1:]) if isinstance(value, tuple) else value)
+                batch = after(log, steps)
                 consumer.put(batch_of("t", 0, len(log), [encode(value) for value in batch]))
                 log += batch
                 await clock.advance(0.3)
@@ -221,12 +265,13 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"loop_factory": VirtualTimeLoop}
 
 
-@settings(max_examples=examples(300), deadline=None)
-@given(runs, st.sampled_from([LENGTH, LENGTH // 2]), st.booleans())
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=examples(120), deadline=None)
+@given(runs, st.booleans())
 async def test_any_cut_into_runs_gives_each_row_of_a_window_once_and_complete(
-    schedule: list[tuple[list[list[Any]], str]], every: int, distinct: bool
+    kind: str, schedule: list[tuple[list[list[Any]], str]], distinct: bool
 ) -> None:
     with without_threads():
-        rows, failed, log = await run_all(schedule, every, distinct=distinct)
-    assert rows == model(passing(log) if distinct else log, every)
+        rows, failed, log = await run_all(schedule, kind, distinct=distinct)
+    assert rows == model_of(kind, passing(log) if distinct else log)
     assert set(failed) == {offset for offset, value in enumerate(log) if value is None}

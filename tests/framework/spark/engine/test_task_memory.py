@@ -30,10 +30,11 @@ from kmr.testing import batch_of
 from tests.examples import examples
 from tests.framework.memory.test_window_properties import (
     BEGIN,
+    KINDS,
     LATENESS,
-    LENGTH,
+    after,
     encode,
-    model,
+    model_of,
     parse,
     values,
 )
@@ -67,9 +68,9 @@ class Rows(RangeWriter):
         return [row for found in cls.tokens.values() for row in found]
 
 
-def windows(every: int = LENGTH, columns: Any = COLUMNS, **options: Any) -> Strategy:
-    options = dict[str, Any](late="drop", lateness=LATENESS, keyed=True) | options
-    window = Window(LENGTH, time="ts", by=["g"], columns=columns, every=every, **options)
+def windows(kind: str = "tumbling", columns: Any = COLUMNS, **options: Any) -> Strategy:
+    options = dict[str, Any](late="drop", lateness=LATENESS, keyed=True) | KINDS[kind] | options
+    window = Window(time="ts", by=["g"], columns=columns, **options)
     return Strategy(map=parse, reduce=[Batcher(max_rows=3), window, Rows()], reduce_err=Rows())
 
 
@@ -99,25 +100,31 @@ parts = st.lists(
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(parts, st.sampled_from([LENGTH, LENGTH // 2]))
+@given(parts, st.sampled_from(list(KINDS)))
 def test_any_cut_into_micro_batches_gives_each_row_of_a_window_once_and_complete(
-    schedule: list[tuple[list[Any], int]], every: int
+    schedule: list[tuple[list[Any], int]], kind: str
 ) -> None:
     Rows.tokens.clear()
     log: list[Any] = []
     with TemporaryDirectory() as directory:
-        plan = begin(windows(every), Path(directory))
-        for part, times in schedule:
+        plan = begin(windows(kind), Path(directory))
+        for steps, times in schedule:
+            part = after(log, steps)
             for _ in range(times):
                 assert not error_of(micro_batch(plan, len(log), part))
             log += part
         files = [path.name for path in Path(directory).rglob("*.arrow")]
     assert len(files) == 2, "older ones are removed"
     found = Counter(
-        (round((row["window_start"] - BEGIN).total_seconds()), row["g"], row["n"], *row["offsets"])
+        (
+            *(round((row[f"window_{of}"] - BEGIN).total_seconds()) for of in ("start", "end")),
+            row["g"],
+            row["n"],
+            tuple(row["offsets"]),
+        )
         for row in Rows.all()
     )
-    assert found == Counter((start, g, n, *o) for (start, g, n, o) in model(log, every).elements())
+    assert found == model_of(kind, log)
 
 
 AGGREGATES = {
@@ -207,7 +214,7 @@ def test_a_memory_that_is_missing_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [windows(columns={"n": ("o", "sum")}), windows(every=LENGTH // 2), distinct()],
+    [windows(columns={"n": ("o", "sum")}), windows("hopping"), distinct()],
 )
 def test_the_memory_of_another_strategy_is_refused(tmp_path: Path, other: Strategy) -> None:
     assert not error_of(micro_batch(begin(windows(), tmp_path), 0, [(0, "a")]))
@@ -220,7 +227,7 @@ def test_a_task_that_fails_writes_no_memory(tmp_path: Path) -> None:
         def write(self, rows: RangeRows) -> None:
             raise KmrError("the table is full")
 
-    window = Window(LENGTH, time="ts", by=["g"], columns=COLUMNS, late="drop", keyed=True)
+    window = Window(10, time="ts", by=["g"], columns=COLUMNS, late="drop", keyed=True)
     plan = begin(Strategy(map=parse, reduce=[window, Full()], reduce_err=Rows()), tmp_path)
     assert error_of(micro_batch(plan, 0, [(0, "a"), (30, "a")])) == "the table is full"
     (begun,) = tmp_path.rglob("*.arrow")
