@@ -21,8 +21,7 @@ from .delivered import CLICKHOUSE_VARIABLE, delivered_by, needs_clickhouse, read
 from .faults import PROCESS_FAULTS, Strike, plan
 from .hurried import STRATEGY_VARIABLE
 from .load import Load
-from .process_record import ProcessRecord
-from .services import START_TIMEOUT, RunningServices, ServiceFailed, free_port
+from .services import START_TIMEOUT, ProcessRecord, RunningServices, ServiceFailed, free_port
 from .site import SystemUnderTest, WorkerUnderTest
 from .verdict import Verdict, expect, judge
 from .view import GroupsView

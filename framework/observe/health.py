@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
+from collections import deque
 from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Final, Protocol
 
+import anyio
 import msgspec
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -16,16 +19,16 @@ from starlette.routing import Route
 
 from ..errors import SettingsError
 from ..service.http import FRESH, HttpServer, verdict
-from .history import StatusHistory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from prometheus_client import CollectorRegistry
     from starlette.requests import Request
 
     from .metrics import Metrics
     from .status import WorkerStatus
+
 
 # The page is one file: it loads nothing else, and requests only its own server.
 _PAGE_POLICY: Final = (
@@ -163,3 +166,86 @@ def _explain(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"http.port: no permission to listen on {port}; choose one above 1023"
     return f"cannot listen on {host}:{port}: {error.strerror}"
+
+
+STEP: Final = 5.0
+"""Seconds between two samples."""
+
+_HOUR: Final = 3_600.0
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """The figures of one moment, and of the step before it.
+
+    Attributes:
+        time: in seconds since 1970.
+        consumed: records per second.
+        settled: offsets per second.
+        lag: records between the watermarks and the ends of the partitions; None while an end is unknown.
+        failed: records that failed in the step.
+        repeated: attempts to flush, and commits, that failed in the step and are repeated.
+    """
+
+    time: float
+    consumed: float
+    settled: float
+    lag: int | None
+    inflight_bytes: int
+    failed: int
+    repeated: int
+
+
+class HistoryAnswer(msgspec.Struct, frozen=True):
+    """The answer of `/history`: samples, the oldest one first."""
+
+    step: float
+    samples: tuple[Sample, ...]
+
+
+class StatusHistory:
+    """Samples the status of a worker, or of several; the oldest sample goes after an hour.
+
+    Args:
+        status: returns the present status; it may take long.
+    """
+
+    def __init__(self, status: Callable[[], Awaitable[WorkerStatus]]) -> None:
+        self._status = status
+        self._samples: deque[Sample] = deque(maxlen=int(_HOUR / STEP))
+        self._last: tuple[float, WorkerStatus] | None = None
+
+    async def run(self) -> None:
+        """Take a sample at every step until cancelled."""
+        while True:
+            now = anyio.current_time()
+            self.note(await self._status(), now, time.time())
+            await anyio.sleep_until(now + STEP)
+
+    def note(self, status: WorkerStatus, now: float, wall: float) -> None:
+        """Add the sample of a status; the first one only begins the first step.
+
+        Args:
+            now: its time by a clock that never goes back, in seconds;
+            wall: by the wall clock, in seconds since 1970.
+        """
+        last, self._last = self._last, (now, status)
+        if last is None or now <= last[0]:
+            return
+        before, seconds = last[1], now - last[0]
+        lags = [each.lag for each in status.partitions]
+        known = [lag for lag in lags if lag is not None]
+        self._samples.append(
+            Sample(
+                time=round(wall, 3),
+                consumed=round(max(0, status.consumed - before.consumed) / seconds, 2),
+                settled=round(max(0, status.settled - before.settled) / seconds, 2),
+                lag=sum(known) if known and len(known) == len(lags) else None,
+                inflight_bytes=status.inflight_bytes,
+                failed=max(0, status.failed - before.failed),
+                repeated=max(0, status.repeated - before.repeated),
+            )
+        )
+
+    def past(self, after: float = 0.0) -> HistoryAnswer:
+        """Return the samples that are newer than `after`, in seconds since 1970."""
+        return HistoryAnswer(STEP, tuple(each for each in self._samples if each.time > after))

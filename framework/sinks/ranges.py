@@ -13,6 +13,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, Unpack, get_args
 
 import anyio
+import structlog
 
 from ..delivery.announcement import next_generation
 from ..errors import SinkError, StrategyError, UnexpectedDuplicate, as_exception
@@ -21,15 +22,16 @@ from ..reducers.reducer import ERROR_STAGE, Retry
 from ..reducers.sink import NEW, Capabilities, RowsRefused, Sink
 from ..service.threads import run_in_thread
 from .answers import SetUp
-from .leaving_out import LeavingOut
 from .planning import RangeRows, join_ranges, plan_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from ..columns.fitted import Fitted
     from ..record import TopicPartition
     from ..reducers.reducer import Context, Limits
     from ..reducers.sink import Refusal, Write
+
 
 T = TypeVar("T")
 
@@ -249,3 +251,40 @@ async def _call(method: Callable[[RangeRows], T | Awaitable[T]], rows: RangeRows
     if inspect.iscoroutinefunction(method):
         return await method(rows)  # type: ignore[no-any-return]
     return await run_in_thread(method, rows)  # type: ignore[arg-type]
+
+
+_log = structlog.get_logger(__name__)
+
+
+class LeavingOut:
+    """Logs and counts what the flushes of one stage leave out.
+
+    Args:
+        count: called with the stage, `fields` or `digits`, and a number of values.
+    """
+
+    def __init__(
+        self, stage: str = "", count: Callable[[str, str, int], None] | None = None
+    ) -> None:
+        self._stage = stage
+        self._count = count
+        self._said: set[tuple[str, str]] = set()
+
+    def of(self, destination: object, fitted: Fitted) -> None:
+        """Log and count what rows lost when they were fitted to a destination."""
+        self._note(
+            destination,
+            "fields",
+            fitted.left_out,
+            "values are not written: there is no place for them",
+        )
+        self._note(
+            destination, "digits", fitted.cut, "times are cut to the precision of their column"
+        )
+
+    def _note(self, destination: object, what: str, counts: Mapping[str, int], event: str) -> None:
+        if new := sorted(name for name in counts if (what, name) not in self._said):
+            self._said |= {(what, name) for name in new}
+            _log.warning(event, stage=self._stage, destination=str(destination), columns=new)
+        if self._count is not None and (values := sum(counts.values())):
+            self._count(self._stage, what, values)

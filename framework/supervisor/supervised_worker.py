@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
+import anyio
 import msgspec
 
 from ..observe.failures import FailureLog, latest
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from ..observe.failures import FailureSummary
     from .messages import MetricFamily
     from .process import WorkerProcess
-    from .restarts import Restarts
+
 
 _ASK_TIMEOUT: Final = 2.0  # seconds
 _COUNTS: Final = ("consumed", "settled", "failed", "repeated")
@@ -119,3 +121,95 @@ class SupervisedWorker:
             inflight_bytes=0 if status is None else status.inflight_bytes,
             uptime=0.0 if status is None else status.uptime,
         )
+
+
+_FIRST_DELAY: Final = 0.5  # seconds
+_LONGEST_DELAY: Final = 30.0  # seconds
+
+
+class Restarts:
+    """The restarts of one worker: each of them within `period` doubles the delay, `most` are allowed.
+
+    Args:
+        most: restarts within `period`.
+        period: seconds.
+    """
+
+    def __init__(self, most: int, period: float) -> None:
+        self.most = most
+        self.period = period
+        self.total = 0
+        self._recent: deque[tuple[float, str]] = deque()
+
+    def delay(self, now: float, reason: str) -> float | None:
+        """Note that the worker ended; return the seconds until its restart, None if there is none.
+
+        Args:
+            now: seconds, of any clock that is always the same.
+            reason: why it ended.
+        """
+        while self._recent and now - self._recent[0][0] >= self.period:
+            self._recent.popleft()
+        self._recent.append((now, reason))
+        restarts = len(self._recent)
+        if restarts > self.most:
+            return None
+        self.total += 1
+        return min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** (restarts - 1))
+
+    @property
+    def first_reason(self) -> str:
+        """Why it ended for the first time within the period: later errors may follow from that one."""
+        return self._recent[0][1]
+
+
+_LONGEST_INTERVAL: Final = 5.0  # seconds
+
+
+class NotLive:
+    """How long a worker has not been live without a break.
+
+    Args:
+        timeout: seconds that it may not be live.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._since: float | None = None
+
+    def note(self, problem: str | None, now: float) -> str | None:
+        """Note an answer; return why the worker hangs, None as long as it may recover.
+
+        Args:
+            problem: why it is not live; None if it is.
+            now: seconds, of any clock that is always the same.
+        """
+        if problem is None:
+            self._since = None
+            return None
+        self._since = now if self._since is None else self._since
+        if now - self._since < self._timeout:
+            return None
+        return f"not live for {now - self._since:.0f} s (worker_live_timeout): {problem}"
+
+
+async def wait_until_hung(process: WorkerProcess, timeout: float) -> str:
+    """Return when the worker has not been live for `timeout` seconds: the reason, as a part of a message.
+
+    A worker that does not report yet (it imports) is not asked.
+    """
+    await process.reports.wait()
+    interval = min(_LONGEST_INTERVAL, timeout / 4)
+    not_live = NotLive(timeout)
+    while True:
+        reason = not_live.note(await _problem(process, interval), anyio.current_time())
+        if reason is not None:
+            return reason
+        await anyio.sleep(interval)
+
+
+async def _problem(process: WorkerProcess, timeout: float) -> str | None:
+    report = await process.ask(timeout)
+    if report is None:
+        return "it does not answer"
+    return None if report.status.live else report.status.problem or "no progress"

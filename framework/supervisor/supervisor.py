@@ -2,7 +2,7 @@
 
     the worker's process                    what the supervisor does
     ends by itself, or is killed            starts it again, later each time (`Restarts`)
-    hangs (`watch`)                         kills it and starts it again, likewise
+    hangs (`wait_until_hung`)               kills it and starts it again, likewise
     is refused by usage (exit code 2)       ends all: the same would be refused again
     fails before any worker has joined      ends all, with that error: so does a wrong topic
     ends more than `worker_restarts` times  ends all, with the first error
@@ -20,29 +20,29 @@ import time
 import uuid
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 import structlog
 
-from .._extras import installed_version
+from .._extras import installed_version, require_extra
+from ..errors import KmrError
 from ..observe.health import SourceServer, listen_on
 from ..service.deadline import Deadline
 from ..service.notify import ServiceState
 from ..service.process_end import ExitCode
-from .directories import Directories
 from .fleet_status import FleetStatus
-from .messages import Job
+from .messages import Job, Served
 from .process import COMMAND, WorkerProcess
-from .restarts import Restarts
-from .supervised_worker import SupervisedWorker
-from .watch import wait_until_hung
+from .supervised_worker import Restarts, SupervisedWorker, wait_until_hung
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     from ..settings import Settings
+
 
 _MARGIN: Final = 2.5
 """Seconds, or a quarter of the deadline, that a worker's own ends before the supervisor's: meanwhile its
@@ -328,3 +328,41 @@ async def _first_of(*events: anyio.Event) -> None:
 
         for event in events:
             tasks.start_soon(wait, event)
+
+
+class Directories:
+    """Serves a directory from the first request for it until the end of the context."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._served: dict[str, str] = {}
+        self._lock = anyio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def serve(self, path: str) -> Served:
+        """Return the URL of a directory, and serve it from now on; return the problem if that fails."""
+        async with self._lock:
+            try:
+                if path not in self._served:
+                    self._served[path] = await self._start(path)
+                return Served(self._served[path])
+            except Exception as error:  # noqa: BLE001  the worker raises it
+                reason = str(error) if isinstance(error, KmrError) else repr(error)
+                return Served(None, f"the supervisor cannot serve {path}: {reason}")
+
+    async def _start(self, path: str) -> str:
+        require_extra("embedded", "The embedded ClickHouse")
+        from ..embedded.server import EmbeddedClickHouse
+
+        server = await self._stack.enter_async_context(EmbeddedClickHouse(path))
+        return server.url

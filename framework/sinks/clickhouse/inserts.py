@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from ..answers import SetUp
     from ..choosing import ExtraColumns
-    from ..leaving_out import LeavingOut
     from ..planning import RangeRows, Section
+    from ..ranges import LeavingOut
     from .client import ClickHouseConnection
     from .ddl import TableLayout
     from .table import Block, ClickHouseColumn, ClickHouseTable, Compression

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf.message_factory import GetMessageClass
 
+from ...columns.texts import excerpt
 from ...errors import StrategyError
 from ..decoding.slot_decoding import CompiledDecoder, SchemaColumns, decode_slots
-from ..encoding import encode_each, fit_rows, plain_rows
+from ..encoding import DoesNotFit, dict_of, encode_each, fit_rows, plain_rows
 from ..registry.framing import (
     NO_SCHEMA_ID,
     NULL,
@@ -26,14 +27,13 @@ from ..registry.per_process import PerProcess
 from ..registry.registry import RegisteredSchema, Registry, SchemaReference
 from ..value_format import Decoded, ValueFormat
 from . import kernel
-from .arguments import arguments
 from .message_source import WELL_KNOWN, GivenType, RegisteredType
-from .messages import MessageColumns
+from .messages import TIMESTAMP, WRAPPERS, MessageColumns
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from google.protobuf.descriptor import Descriptor, FileDescriptor
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
     from google.protobuf.message import Message
     from numpy.typing import NDArray
 
@@ -189,3 +189,55 @@ def _schema(registry: Registry, file: FileDescriptor) -> RegisteredSchema:
             references.append(SchemaReference(each.name, each.name, version))
     text = base64.b64encode(file.serialized_pb).decode()
     return RegisteredSchema(text, "PROTOBUF", tuple(references))
+
+
+_FIRST: Final = -62_135_596_800 * 10**6
+_LAST: Final = 253_402_300_800 * 10**6 - 1
+"""Microseconds since 1970 of the years 1 to 9999."""
+
+
+def arguments(type_: Descriptor, row: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Return a row as arguments: without nulls, maps as dicts, messages as dicts.
+
+    Raises:
+        DoesNotFit: a map has a key twice, an enum no such value, a list a null.
+    """
+    found: dict[str, Any] = {}
+    chosen: dict[str, str] = {}
+    for name, value in row.items():
+        if value is None:
+            continue
+        field = type_.fields_by_name[name]
+        place = f"{path}{name}"
+        oneof = field.containing_oneof
+        if oneof is not None and chosen.setdefault(oneof.name, name) != name:
+            raise DoesNotFit(
+                f"field {place}: the oneof {oneof.name} has values of {chosen[oneof.name]} and {name}"
+            )
+        message = field.message_type
+        if message is not None and message.GetOptions().map_entry:
+            of_value = message.fields_by_name["value"]
+            pairs = dict_of(value, place).items()
+            found[name] = {key: _argument(of_value, each, place) for key, each in pairs}
+        elif field.is_repeated:
+            found[name] = [_argument(field, each, place) for each in value]
+        else:
+            found[name] = _argument(field, value, place)
+    return found
+
+
+def _argument(field: FieldDescriptor, value: Any, path: str) -> Any:
+    if value is None:
+        raise DoesNotFit(f"field {path}: lists and maps cannot hold null")
+    enum, message = field.enum_type, field.message_type
+    if enum is not None and value not in enum.values_by_name:
+        raise DoesNotFit(f"field {path} (enum {enum.full_name}) cannot hold {excerpt(value)}")
+    if message is None:
+        return value
+    if message.full_name in WRAPPERS:
+        return {"value": value}
+    if message.full_name == TIMESTAMP:
+        if not _FIRST <= value <= _LAST:
+            raise DoesNotFit(f"field {path}: a Timestamp is of the years 1 to 9999, not {value} us")
+        return {"seconds": value // 10**6, "nanos": value % 10**6 * 1000}
+    return arguments(message, value, f"{path}.")

@@ -8,7 +8,7 @@ import anyio
 
 from kmr.chaos.delivered import read_batches
 from kmr.chaos.load import Load
-from kmr.chaos.process_record import ProcessRecord
+from kmr.chaos.services import ProcessRecord
 
 if TYPE_CHECKING:
     from kmr.testing import StartBroker

@@ -13,11 +13,12 @@ from anyio import to_thread
 
 from chaos.history import Recorder
 from kmr.broker.client import BatchProducer, ProduceError
-from kmr.chaos.services import RunningServices, Service, ServiceFailed, free_port
+from kmr.chaos.services import ProcessRecord, RunningServices, Service, ServiceFailed, free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
 
 pytestmark = pytest.mark.slow
 
@@ -125,3 +126,22 @@ async def test_a_service_that_does_not_come_up_says_why(tmp_path: Path) -> None:
         service = services.add("broker", lambda: arguments, ready_line="listening")
         with pytest.raises(ServiceFailed, match="port must be a whole number >= 0 and <= 65535"):
             await service.start()
+
+
+def test_only_processes_that_ended_without_a_signal_of_ours_have_died() -> None:
+    journal = ProcessRecord(lambda text: None)
+    one = journal.line("processes", name="worker-1", pid=7, ending="running", code=None)
+    journal.line("processes", name="worker-2", pid=8, ending="killed", code=-9)
+    journal.line("commits", name="worker-2", offset=3)
+    assert journal.died() == []
+    one |= {"ending": "died", "code": 1}
+    assert journal.died() == ["worker-1 (process 7) with exit code 1"]
+
+
+def test_what_was_noticed_is_said_at_once_by_its_first_line() -> None:
+    said: list[str] = []
+    journal = ProcessRecord(said.append)
+    journal.event("fault", "kill-worker")
+    journal.event("noticed", "worker-1", "ended\nTraceback")
+    assert said == ["noticed: worker-1 ended"]
+    assert journal.noticed == ["worker-1: ended\nTraceback"]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kmr.observe.health import OneWorker, build_app, listen_on
-from kmr.observe.history import StatusHistory
+from kmr.observe.health import OneWorker, StatusHistory, build_app, listen_on
 from kmr.observe.metrics import Metrics
 from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus
 from kmr.service.http import HttpServer

@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from kmr.errors import OffsetOutOfRange
-from kmr.intake.intake import Intake
+from kmr.intake.intake import LONGEST, Intake, Linger
 from kmr.observe.metrics import Metrics
+from kmr.record import Batch
 from kmr.testing import MemoryConsumer, VirtualTimeLoop, batch_of
 
 from ..workers import P0
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from anyio.streams.memory import MemoryObjectReceiveStream
 
-    from kmr.record import Batch
     from kmr.testing import VirtualClock
 
 
@@ -144,3 +144,44 @@ async def test_the_time_that_intake_stands_still_is_counted_while_it_does_and_on
         intake.count_waiting()
         assert counted() == 90
         tasks.cancel_scope.cancel()
+
+
+class Load:
+    """A thread that has worked for some share of the time."""
+
+    def __init__(self, share: float) -> None:
+        self.share, self.now, self.worked = share, 0.0, 0.0
+        self.linger = Linger(lambda: self.worked, lambda: self.now)
+
+    def poll(self, *batches: Batch, partitions: int = 100) -> float:
+        """Return the pause after some polls in a second."""
+        for _ in range(10):
+            self.now += 0.1
+            self.worked += 0.1 * self.share
+            pause = self.linger.after(batches, partitions)
+        return pause
+
+
+LITTLE = batch_of("t", 0, 0, [b"x"])
+LARGE = Batch("t", 0, 0, 9, nbytes=1 << 20, load=lambda: LITTLE.records)
+
+
+def test_a_worker_that_is_idle_takes_a_record_at_once() -> None:
+    assert Load(0.2).poll(LITTLE) == 0.0
+
+
+def test_the_busier_a_worker_of_many_partitions_is_the_longer_it_lets_them_gather() -> None:
+    half, full = Load(0.5).poll(LITTLE), Load(1.0).poll(LITTLE)
+    assert 0.0 < half < full == LONGEST
+
+
+def test_few_partitions_and_a_backlog_do_not_wait() -> None:
+    assert Load(1.0).poll(LITTLE, partitions=31) == 0.0
+    assert Load(1.0).poll(LARGE) == 0.0
+
+
+def test_a_worker_that_becomes_idle_does_not_wait_any_longer() -> None:
+    load = Load(1.0)
+    assert load.poll(LITTLE) == LONGEST
+    load.share = 0.1
+    assert load.poll(LITTLE) == load.linger.seconds == 0.0

@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.metrics.export import Histogram, Sum
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -24,7 +25,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from kmr.errors import SettingsError
 from kmr.mapping.functions import map_record
 from kmr.observe.metrics import Metrics
-from kmr.observe.otel import OtelTracing, Telemetry, producers_of
+from kmr.observe.otel import OtelTracing, Telemetry, metrics_data, producers_of
 from kmr.record import SCHEMA, Batch, Record
 from kmr.reducers.reducer import Retry
 from kmr.reducers.sink import NEW, Write
@@ -296,3 +297,31 @@ async def aiohttp_url() -> Any:
     yield serve
     for runner in runners:
         await runner.cleanup()
+
+
+def test_the_metrics_are_those_of_prometheus() -> None:
+    metrics = Metrics()
+    metrics.consumed.labels("t").inc(5)
+    metrics.map_seconds.observe(0.004)
+    metrics.map_seconds.observe(100)
+    data = metrics_data(metrics.registry, Resource.get_empty(), began=1, now=2)
+    ((scope,),) = [each.scope_metrics for each in data.resource_metrics]
+    found = {each.name: each for each in scope.metrics}
+    consumed, seconds = found["kmr_consumed_records"].data, found["kmr_map_seconds"]
+    assert isinstance(consumed, Sum)
+    (point,) = consumed.data_points
+    assert (point.attributes, point.value, point.start_time_unix_nano) == ({"topic": "t"}, 5, 1)
+    assert isinstance(seconds.data, Histogram)
+    assert seconds.unit == "s"
+    (histogram,) = seconds.data.data_points
+    assert (histogram.count, histogram.sum) == (2, 100.004)
+    assert len(histogram.bucket_counts) == len(histogram.explicit_bounds) + 1
+    filled = {
+        bound: count
+        for bound, count in zip(
+            (*histogram.explicit_bounds, "more"), histogram.bucket_counts, strict=True
+        )
+        if count
+    }
+    assert filled == {0.005: 1, 300: 1}
+    assert "kmr_worker" not in found

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 from anyio import to_thread
 
-from kmr.observe.health import OneWorker, build_app, listen_on
-from kmr.observe.history import STEP, StatusHistory
+from kmr.observe.health import STEP, OneWorker, StatusHistory, build_app, listen_on
 from kmr.observe.metrics import Metrics
 from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus
 from kmr.service.http import HttpServer

@@ -8,13 +8,16 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
+from kmr.columns.fitted import Fitted
 from kmr.delivery.announcement import Announcement
 from kmr.errors import SinkError, StrategyError, UnexpectedDuplicate
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import ERROR_STAGE, Context, Retry
 from kmr.reducers.sink import Write
 from kmr.sinks import RangeRows, RangeWriter
+from kmr.sinks.ranges import LeavingOut
 
 from ..flushes import Flushed, outcome
 
@@ -199,3 +202,28 @@ async def test_arguments_and_the_order_of_calls_are_checked() -> None:
     assert StoreWriter(Store()).capabilities.on_spark == (
         "exactly once, by one entry per range of offsets; in the driver, per micro-batch"
     )
+
+
+ROWS = pa.table({"a": [1]})
+
+
+def test_names_are_said_once_and_values_counted_each_time() -> None:
+    counted: list[tuple[str, str, int]] = []
+    leaving_out = LeavingOut("reduce-1", lambda *each: counted.append(each))
+    with capture_logs() as logs:
+        for _ in range(2):
+            leaving_out.of("t", Fitted(ROWS, {}, left_out={"x": 2, "y": 3}, cut={"at": 1}))
+        leaving_out.of("t", Fitted(ROWS, {}, left_out={"z": 1}))
+    assert [(log["columns"], log["destination"]) for log in logs] == [
+        (["x", "y"], "t"),
+        (["at"], "t"),
+        (["z"], "t"),
+    ]
+    once = [("reduce-1", "fields", 5), ("reduce-1", "digits", 1)]
+    assert counted == [*once, *once, ("reduce-1", "fields", 1)]
+
+
+def test_nothing_is_said_of_rows_that_lose_nothing() -> None:
+    with capture_logs() as logs:
+        LeavingOut().of("t", Fitted(ROWS, {}))
+    assert logs == []

@@ -17,13 +17,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from kmr.observe.failures import FailureSummary
 from kmr.observe.metrics import Metrics
 from kmr.settings import Settings
-from kmr.supervisor.directories import Directories
 from kmr.supervisor.fleet_status import FleetStatus
 from kmr.supervisor.messages import Job, encode
 from kmr.supervisor.process import WorkerProcess, connect
-from kmr.supervisor.restarts import Restarts
 from kmr.supervisor.supervised import Channel
-from kmr.supervisor.supervised_worker import SupervisedWorker
+from kmr.supervisor.supervised_worker import Restarts, SupervisedWorker
+from kmr.supervisor.supervisor import Directories
 from tests.framework.cli.watched_worker import STUCK
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import msgspec
 
 from kmr.observe.failures import FailureSummary
 from kmr.supervisor.messages import Report
-from kmr.supervisor.restarts import Restarts
-from kmr.supervisor.supervised_worker import SupervisedWorker
+from kmr.supervisor.supervised_worker import NotLive, Restarts, SupervisedWorker
 from tests.framework.cli.watched_worker import STUCK
 
 if TYPE_CHECKING:
@@ -90,3 +89,39 @@ async def test_a_worker_without_a_process_says_why_and_is_live() -> None:
     summary = worker.summary()
     assert (summary.live, summary.ready) == (True, False)
     assert (summary.pid, summary.problem) == (None, "killed; restarts in 2 s")
+
+
+def test_each_restart_within_the_period_doubles_the_delay_up_to_half_a_minute() -> None:
+    restarts = Restarts(9, 300)
+    delays = [restarts.delay(float(now), "") for now in range(10)]
+    assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, None]
+    assert restarts.total == 9
+
+
+def test_an_end_long_ago_counts_no_more_and_is_not_the_first_reason() -> None:
+    restarts = Restarts(1, 300)
+    assert restarts.delay(0.0, "old") == 0.5
+    assert restarts.delay(300.0, "first") == 0.5
+    assert restarts.delay(599.0, "second") is None
+    assert restarts.first_reason == "first"
+
+
+def test_without_restarts_the_first_end_is_the_last() -> None:
+    assert Restarts(0, 300).delay(0.0, "") is None
+
+
+def test_a_worker_hangs_when_it_was_not_live_for_the_whole_timeout() -> None:
+    not_live = NotLive(60)
+    assert not_live.note("map hangs", 100) is None
+    assert not_live.note("map hangs", 159.9) is None
+    reason = not_live.note("it does not answer", 160)
+    assert reason == "not live for 60 s (worker_live_timeout): it does not answer"
+
+
+def test_a_worker_that_is_live_in_between_has_the_whole_timeout_again() -> None:
+    not_live = NotLive(60)
+    assert not_live.note("map hangs", 100) is None
+    assert not_live.note(None, 159) is None
+    assert not_live.note("map hangs", 161) is None
+    assert not_live.note("map hangs", 220) is None
+    assert not_live.note("map hangs", 221) is not None

@@ -10,17 +10,22 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from kmr.supervisor import restarts
+from kmr.embedded import server
+from kmr.errors import SinkError
+from kmr.supervisor import supervised_worker
+from kmr.supervisor.messages import Served
+from kmr.supervisor.supervisor import Directories
 from tests.framework.supervisor.plan import Planned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+    from typing import Self
 
 
 @pytest.fixture(autouse=True)
 def _restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(supervised_worker, "_FIRST_DELAY", 0.01)
 
 
 class Run:
@@ -208,3 +213,36 @@ async def test_workers_that_hang_again_and_again_end_all_with_the_reason(tmp_pat
     assert code == 1
     assert "worker 0 has ended 2 times within 300 s" in message
     assert message.endswith("map hangs")
+
+
+class Engine:
+    """A server that notes its starts and ends; the engine itself takes seconds."""
+
+    events: list[str]
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.url = f"http://{path}"
+
+    async def __aenter__(self) -> Self:
+        if "taken" in self.path:
+            raise SinkError("in use by process 7")
+        self.events.append(f"+{self.path}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.events.append(f"-{self.path}")
+
+
+async def test_a_directory_is_served_once_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("chdb", exc_type=ImportError)
+    Engine.events = []
+    monkeypatch.setattr(server, "EmbeddedClickHouse", Engine)
+    async with Directories() as directories:
+        assert await directories.serve("a") == Served("http://a")
+        assert await directories.serve("b") == Served("http://b")
+        assert await directories.serve("a") == Served("http://a")
+        failed = await directories.serve("taken")
+        assert failed == Served(None, "the supervisor cannot serve taken: in use by process 7")
+        assert Engine.events == ["+a", "+b"]
+    assert Engine.events == ["+a", "+b", "-b", "-a"]
