@@ -16,11 +16,10 @@ from anyio import to_thread
 
 from ..errors import KmrError, SettingsError, StrategyError
 from ..record import TopicPartition
-from .course import ScheduleRun
+from .course import Load, ScheduleRun
 from .delivered import CLICKHOUSE_VARIABLE, delivered_by, needs_clickhouse, read_batches
 from .faults import PROCESS_FAULTS, Strike, plan
 from .hurried import STRATEGY_VARIABLE
-from .load import Load
 from .services import START_TIMEOUT, ProcessRecord, RunningServices, ServiceFailed, free_port
 from .site import SystemUnderTest, WorkerUnderTest
 from .verdict import Verdict, expect, judge

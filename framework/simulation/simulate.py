@@ -25,10 +25,8 @@ from ..record import COORDINATES, SCHEMA, Batch, Record, TopicPartition, filled,
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from .checks import Expectation
 from .log import LogRecords
-from .metrics import UnreadMetrics
-from .run import run_schedule
-from .schedule import Event, Schedule, generate
-from .shrink import shrink
+from .run import UnreadMetrics, run_schedule
+from .schedule import Event, Schedule, generate, shrink
 from .sinks import StrategyModels, TableFacts, table_columns
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from ..answers import of_postgres, one_line
 from ..changes import Changes
 from ..choosing import choose, schema_to_create
 from ..ranges import RangeWriter
-from .changing import check_key, deleting, upserting
 from .connection import Pool
-from .copying import Copying, ServerAnswer
+from .copying import Copying, ServerAnswer, check_key, deleting, upserting
 from .ranges import Entry, Ranges
 from .table import TableName, create_table, quote, read_table
 from .types import targets

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from kmr.chaos.course import Load
 from kmr.chaos.delivered import read_batches
-from kmr.chaos.load import Load
 from kmr.chaos.services import ProcessRecord
 
 if TYPE_CHECKING:

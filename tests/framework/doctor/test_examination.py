@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
 from kmr.broker.authorization.rules import Operation, Rule, write_rules
-from kmr.doctor import machine
+from kmr.doctor import examination
 from kmr.doctor.examination import examine
 from kmr.kafka.kafka_consumer import KafkaConsumer
 from kmr.memory.distinct import Distinct
@@ -332,14 +332,14 @@ async def test_a_sink_that_raises_anything_is_a_problem_of_its_stage(
 
 
 def test_a_machine_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "memory_limit", lambda: 256 * MIB)
-    monkeypatch.setattr(machine, "processor_limit", lambda: 2)
+    monkeypatch.setattr(examination, "memory_limit", lambda: 256 * MIB)
+    monkeypatch.setattr(examination, "processor_limit", lambda: 2)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     large = settings(
         "localhost:1", inflight_bytes=64 * MIB, workers=4, heartbeat_interval=15.0,
         worker_live_timeout=5.0,
     )  # fmt: skip
-    assert without_ok(machine.check_machine(large)) == [
+    assert without_ok(examination.check_machine(large)) == [
         ("warning", "memory"),
         ("warning", "processors"),
         ("warning", "file descriptors"),
@@ -351,7 +351,7 @@ def test_a_machine_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch) -
 def test_a_port_that_is_taken_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         http = HttpSettings(port=taken.getsockname()[1])
-        found = machine.check_machine(settings("localhost:1", http=http))
+        found = examination.check_machine(settings("localhost:1", http=http))
     assert [each.subject for each in found if each.level == "problem"] == ["http"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kmr.simulation.metrics import UnreadMetrics
+from kmr.simulation.run import UnreadMetrics
 
 
 def test_series_are_kept_nowhere() -> None:

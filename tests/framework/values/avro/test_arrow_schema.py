@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kmr.errors import StrategyError
-from kmr.values.avro.arrow_schema import avro_schema
+from kmr.values.avro.schema import avro_schema
 
 
 def of(type_: Any, name: str = "c") -> Any:

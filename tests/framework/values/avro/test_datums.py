@@ -9,7 +9,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from kmr.values.avro.datums import encode_datums
+from kmr.values.avro.avro_format import encode_datums
 from kmr.values.avro.schema import parse
 from kmr.values.value_format import RowsDoNotFit
 
