@@ -208,7 +208,7 @@ async def test_a_worker_that_hangs_is_killed_and_started_again_and_the_reason_is
 
 
 async def test_workers_that_hang_again_and_again_end_all_with_the_reason(tmp_path: Path) -> None:
-    planned = Planned(tmp_path, ["not live"], worker_live_timeout=0.1, worker_restarts=1)
+    planned = Planned(tmp_path, ["not live"], worker_live_timeout=1.0, worker_restarts=1)
     code, message = await outcome_of(planned)
     assert code == 1
     assert "worker 0 has ended 2 times within 300 s" in message
