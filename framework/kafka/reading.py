@@ -150,7 +150,7 @@ async def read_topic(
             if not behind and caught_up is not None:
                 caught_up()
                 caught_up = None
-            batches = fetcher.take()
+            batches = _take(fetcher, topic)
             for batch in batches:
                 partition, end = batch.topic_partition, ends[batch.topic_partition]
                 if partition in left and batch.last + 1 >= end:
@@ -165,6 +165,16 @@ async def read_topic(
             if not batches:  # else others have come while the caller had these
                 with anyio.move_on_after(_LOOK):
                     await fetcher.wait()
+
+
+def _take(fetcher: BatchFetcher, topic: str) -> list[Batch]:
+    try:
+        return fetcher.take()
+    except NO_POSITION as error:
+        raise ConsumerError(
+            f"{topic} has no record at the next offset any more: it was made anew, or its records were "
+            "deleted before they were read"
+        ) from error
 
 
 @asynccontextmanager

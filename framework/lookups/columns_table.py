@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ..columns.kinds import whole
+from ..columns.kinds import is_bytes, is_text, whole
 from ..columns.texts import python_values
 from ..errors import StrategyError
 from ..record import RECORD_OFFSET
@@ -128,13 +128,10 @@ class ColumnsTable(LookupTable):
             column, kind = batch.column(name), self._base.schema.field(key).type
             if isinstance(column, pa.ChunkedArray):
                 column = whole(column)
-            if column.type != kind:
-                try:
-                    column = column.cast(kind)
-                except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                    raise StrategyError(
-                        f"{self.name}.join: column {name} is {column.type}, the key {key} is {kind}: {error}"
-                    ) from error
+            if column.type != kind and not compare_equal(column.type, kind):
+                raise StrategyError(
+                    f"{self.name}.join: column {name} is {column.type}, the key {key} is {kind}; cast it"
+                )
             values.append(python_values(column))
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
@@ -255,6 +252,19 @@ class ColumnsStore(Store):
             self._changed[key] = _DELETED
         else:
             del self._changed[key]
+
+
+def compare_equal(one: pa.DataType, other: pa.DataType) -> bool:
+    """Return whether equal values of two types are equal as keys: as Python's objects."""
+    return any(
+        all(pa.types.is_null(each) or is_one(each) for each in (one, other))
+        for is_one in (_is_number, is_text, is_bytes, pa.types.is_timestamp, pa.types.is_date)
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
 
 
 def keys_of(columns: pa.RecordBatch, names: Sequence[str]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -70,6 +71,13 @@ def test_a_join_that_cannot_be_says_why(store: ColumnsStore) -> None:
         table.join(ORDERS, on="customer", columns={"name": "n"})
     with pytest.raises(StrategyError, match="the key has the fields id; on= names 2"):
         table.join(ORDERS, on=["n", "customer"])
+    numbers: list[Any] = [[2.0, 2.5], [Decimal("2.0"), None]]
+    for each in numbers:
+        batch = pa.RecordBatch.from_pydict({"customer": each})
+        found = table.join(batch, on="customer", columns=["name"]).column("name")
+        assert found.to_pylist() == ["bo", None]
+    huge = pa.RecordBatch.from_pydict({"customer": pa.array([2**64 - 1], pa.uint64())})
+    assert table.join(huge, on="customer").column("name").to_pylist() == [None]
     words = pa.RecordBatch.from_pydict({"customer": ["a"]})
     with pytest.raises(StrategyError, match="column customer is string, the key id is int64"):
         table.join(words, on="customer")

@@ -243,6 +243,28 @@ async def test_partitions_that_are_added_to_the_topic_are_read(
         assert tables()["customers"].get(1).name == "old 1"
 
 
+async def test_a_topic_that_is_made_anew_is_read_again(
+    broker: Broker, create_topic: CreateTopic, produce: Produce
+) -> None:
+    await create_topic("customers")
+    await produce("customers", customers(0, 4, "old"))
+    lookup = Lookup("customers", key="id", value=Json(Customer))
+    tables = Tables({"customers": lookup}, connection_config(settings_of(broker)), as_columns=False)
+    async with tables.following():
+        admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+        await admin.start()
+        await admin.delete_topics(["customers"])
+        await admin.close()
+        assert tables()["customers"].get(3).name == "old 3"
+        await create_topic("customers")
+        async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+            await producer.send_and_wait("customers", *customers(9, 10, "new"))
+        with anyio.fail_after(60):
+            while 9 not in tables()["customers"]:  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        assert len(tables()["customers"]) == 1
+
+
 @pytest.mark.usefixtures("_topics")
 async def test_an_empty_topic_is_a_table_without_rows(broker: Broker, produce: Produce) -> None:
     journal = Journal()
