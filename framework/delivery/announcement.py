@@ -101,17 +101,19 @@ class WindowAnnouncement(Announcement, frozen=True, omit_defaults=True, tag_fiel
         closed_to: up to which they are closed then.
         definition: of the windows, see `Window.definition`.
         level: see `Closed.level`.
+        emitted_to: see `Closed.emitted_to`.
     """
 
     closed_from: int = 0
     closed_to: int = 0
     definition: str = ""
     level: int = 0
+    emitted_to: int | None = None
 
     @property
     def before(self) -> Closed:
         """Return which windows were closed before these rows; failed records up to `last` are settled."""
-        return Closed(self.last, self.closed_from, self.definition, self.level)
+        return Closed(self.last, self.closed_from, self.definition, self.level, self.emitted_to)
 
 
 class Closed(msgspec.Struct, frozen=True, array_like=True):
@@ -122,12 +124,14 @@ class Closed(msgspec.Struct, frozen=True, array_like=True):
         closed_to: the event time up to which windows are closed, in microseconds since 1970.
         definition: of the windows, see `Window.definition`.
         level: of sessions: the event time before that first record, less the lateness.
+        emitted_to: the last offset of the rows in what came out; None: `read_to`.
     """
 
     read_to: int = -1
     closed_to: int = 0
     definition: str = ""
     level: int = 0
+    emitted_to: int | None = None
 
 
 NOTHING_CLOSED: Final = Closed()

@@ -14,7 +14,7 @@ from ..record import Rows
 from ..reducers.aggregate import ALL, AggregateFunction
 from ..reducers.collect import Collecting
 from .session_state import SessionState
-from .window_aggregates import Aggregates
+from .window_aggregates import LAST_OFFSET, Aggregates
 from .window_state import WindowState
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..delivery.announcement import Closed
     from ..record import TopicPartition
 
-Late = Literal["drop", "dead-letter"]
+Late = Literal["drop", "dead-letter", "reemit"]
 
 MICROS: Final = 1_000_000
 _MOST_HOPS: Final = 1000
@@ -69,7 +69,8 @@ class Window(Collecting):
             such column. A record whose time is null or before 1970 fails.
         late: what happens to a row when all of its windows have closed: `drop` counts it
             (`kmr_late_rows_total`); `dead-letter` sends its record to `reduce_err`, unless other rows of the
-            same record are in time: then it is dropped, because a replay of the letter would double those.
+            same record are in time: then it is dropped, because a replay of the letter would double those;
+            `reemit` writes the row of its group once more, complete: for a sink with `changes=True`.
         by: the columns that make a group; empty: one row for each window.
         columns: for each new column its source and the function, as for `Aggregate`: sum, count, min, max,
             mean (a float64), count_distinct, first, last or list.
@@ -82,6 +83,8 @@ class Window(Collecting):
             is further back than this is late for a session, whichever sessions are open.
         idle: when a partition has had no record for so long, the wall clock moves its event time on, so that
             its windows close. None: they stay open until the next record.
+        correct: with `late="reemit"`: for how long after it has closed late rows correct a window. Later ones
+            are dropped. The records of the window are held for so long.
         keyed: the topic is partitioned by `by`: each group is in one partition, so its rows are final. False:
             a group may be in several partitions, so rows are partial, and have a column `partition`.
 
@@ -102,6 +105,7 @@ class Window(Collecting):
         max: str | float | None = None,  # noqa: A002  what users call it
         lateness: str | float = 0,
         idle: str | float | None = None,
+        correct: str | float | None = None,
         keyed: bool = False,
     ) -> None:
         super().__init__(max_rows=None, max_bytes=None, max_age=_MARK_INTERVAL)
@@ -109,6 +113,7 @@ class Window(Collecting):
             raise StrategyError(f"Window: by is a list of columns: by=[{by!r}]")
         if late not in get_args(Late):
             raise StrategyError(f"Window: late must be one of {get_args(Late)}, not {late!r}")
+        self.late = late
         if not columns:
             raise StrategyError(
                 'Window: columns is empty; count rows with {"rows": ("*", "count")}'
@@ -118,7 +123,9 @@ class Window(Collecting):
         self.every = self.length if every is None else _micros("every", every)
         self.lateness = _micros("lateness", lateness, zero=True)
         self.idle = None if idle is None else _micros("idle", idle)
-        self.time, self.late, self.by, self.keyed = time, late, list(by), keyed
+        self.correct = 0 if correct is None else _micros("correct", correct)
+        self._check_corrections()
+        self.time, self.by, self.keyed = time, list(by), keyed
         self.columns = dict(columns)
         if self.session is not None and self.session > self.length:
             raise StrategyError(f"Window: max={max!r} is shorter than session={session!r}, the gap")
@@ -165,7 +172,25 @@ class Window(Collecting):
     @property
     def holds(self) -> int:
         """For how much event time records can be held, in microseconds."""
-        return self.lateness + self.length * (1 if self.session is None else 3)
+        return self.lateness + self.correct + self.length * (1 if self.session is None else 3)
+
+    @property
+    def key(self) -> list[str]:
+        """The columns that name a row: a later row with the same values corrects it."""
+        places = [] if self.keyed or "partition" in self.by else ["partition"]
+        return ["window_start", *places, *self.by]
+
+    def _check_corrections(self) -> None:
+        if (self.late == "reemit") != bool(self.correct):
+            raise StrategyError(
+                "Window: late='reemit' and correct= go together: correct='1h' is for how long after it has "
+                "closed a window is corrected"
+            )
+        if self.correct and self.session is not None:
+            raise StrategyError(
+                "Window: late='reemit' is not for sessions: a late row may join two of them, and a corrected "
+                "row could not take one of both back; use late='drop' or 'dead-letter', and more lateness"
+            )
 
     def describe(self) -> str:
         """Return the length, what happens to late rows, and whether rows are final, in words."""
@@ -187,7 +212,8 @@ class Window(Collecting):
 
     def aggregates(self) -> Aggregates:
         """Return new, empty aggregates."""
-        return Aggregates(self.by, self.columns)
+        more = {LAST_OFFSET: (LAST_OFFSET, "max")} if self.correct else {}
+        return Aggregates(self.by, self.columns | more)
 
     def state(
         self, partition: TopicPartition | None = None, closed: Closed = NOTHING_CLOSED
@@ -224,6 +250,8 @@ class Window(Collecting):
             columns["partition"] = pa.array(np.full(len(starts), number, np.int32))
         for name in closed.column_names[1:]:
             columns[name] = closed.column(name)
+        if self.correct:
+            columns |= _change(columns.pop(LAST_OFFSET))
         return pa.table(columns)
 
     def schema_after(self, schema: pa.Schema) -> pa.Schema:
@@ -248,6 +276,16 @@ class Window(Collecting):
             partition = rows.ranges[0].topic_partition
             states.setdefault(partition, self.state(partition)).take(rows)
         return pa.concat_tables([state.close_all() for state in states.values()])
+
+
+def _change(last_offset: pa.ChunkedArray[Any]) -> dict[str, Any]:
+    """Return the columns that make rows changes: upserts, in the order of their last offsets."""
+    rows = len(last_offset)
+    positions = np.zeros((rows, 3), ">u8")
+    positions[:, 2] = last_offset.to_numpy()
+    buffers: Any = [None, pa.py_buffer(positions.tobytes())]
+    position: pa.Array[Any] = pa.Array.from_buffers(pa.binary(24), rows, buffers)
+    return {"op": pa.array(["u"] * rows, pa.string()), "position": position}
 
 
 def _longest(

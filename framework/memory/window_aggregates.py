@@ -17,12 +17,15 @@ from ..column_types import MixedTypes, join_tables
 from ..reducers.aggregate import ALL, group
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
 START: Final = "window_start"
 """The column of the windows' first microsecond, int64."""
+
+LAST_OFFSET: Final = "kmr last offset"
+"""The column of the last offset of a group, where late rows correct it."""
 
 _ROW: Final = "kmr row"
 """The column of the number of a group's first row: pyarrow's groups come in any order."""
@@ -122,18 +125,25 @@ class Aggregates:
         return dict(zip(starts.tolist(), counts.tolist(), strict=True))
 
     def take(self, before: int) -> pa.Table:
-        """Remove the windows that start before a time, and return their rows.
+        """Remove the windows that start before a time, and return their rows, as `rows`."""
+        return self._finished({name: each.take(before) for name, each in self._all.items()})
+
+    def rows(self, starts: Collection[int]) -> pa.Table:
+        """Return the rows of some windows, which stay.
 
         Returns:
             `window_start` (int64), the columns of the group, and the new columns; by window, then in the
             order of each group's first row.
         """
-        merged = _in_order(self._merged.take(before), _ROW)
+        wanted = np.array(sorted(starts), np.int64)
+        return self._finished({name: each.rows(wanted) for name, each in self._all.items()})
+
+    def _finished(self, kept: Mapping[str, pa.Table]) -> pa.Table:
+        merged = _in_order(kept[""], _ROW)
         out = {name: merged.column(name) for name in (START, *self._by)}
         for name, (_, function) in self._columns.items():
             if function in _TALL:
-                tall = self._tall[name].take(before)
-                values = group(tall, [START, *self._by], [(name, function), (_ROW, "min")])
+                values = group(kept[name], [START, *self._by], [(name, function), (_ROW, "min")])
                 out[name] = _in_order(values, f"{_ROW}_min").column(f"{name}_{function}")
             elif function == "count":
                 out[name] = merged.column(f"{name} count")
@@ -212,6 +222,11 @@ class _Folded:
     def starts(self) -> NDArray[np.int64]:
         column: NDArray[np.int64] = self._fold().column(START).to_numpy()
         return column
+
+    def rows(self, starts: NDArray[np.int64]) -> pa.Table:
+        """Return the rows of windows."""
+        table = self._fold()
+        return table.filter(pa.array(np.isin(table.column(START).to_numpy(), starts)))
 
     def take(self, before: int) -> pa.Table:
         """Remove the rows of windows that start before a time, and return them."""

@@ -51,3 +51,9 @@ def check_windows(strategy: Strategy) -> None:
         )
     if window.late == "dead-letter" and strategy.reduce_err is None:
         raise StrategyError("Window: late='dead-letter' needs reduce_err=")
+    if window.correct and set(sink.replaces_by) != set(window.key):
+        raise StrategyError(
+            f"{type(sink).__name__}: Window(late='reemit') writes a corrected row for one that is there, so "
+            "the sink must replace it by its key: ClickHouseWriter, PostgresWriter or KafkaWriter with "
+            f"changes=True, key={window.key}"
+        )

@@ -8,6 +8,10 @@ reading again from the lowest open window is the state that was lost:
 - a row of a window that is still open was not late when it was first read, because windows close in order;
 - up to the last offset read, rows of closed windows are in rows that are written, or were late then; above
   it, they are late now.
+
+With `late="reemit"` windows stay for a time after they have closed. A late row then corrects its group, whose
+row comes out again. Which groups do follows from their last offsets: those above the last offset read when
+rows came out before.
 """
 
 from __future__ import annotations
@@ -20,10 +24,10 @@ import pyarrow as pa
 
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
-from .window_aggregates import START
+from .window_aggregates import LAST_OFFSET, START
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -74,9 +78,18 @@ class WindowState:
         self._read_to = closed.read_to
         self.closed_to = self.level = closed.closed_to
         self._type: pa.DataType | None = None
+        self._emitted_to = closed.read_to if closed.emitted_to is None else closed.emitted_to
         self._begin()
 
+    @property
+    def emitted_to(self) -> int:
+        """The last offset of the rows in what came out, as far as corrections need it."""
+        return self._emitted_to
+
     def _begin(self) -> None:
+        self._lasting = self._window.length + self._window.correct
+        self._seen = -1  # the last offset
+        self._corrected: set[int] = set()  # closed windows with rows that did not come out
         self._aggregates = self._window.aggregates()
         self._firsts: dict[int, int] = {}  # the first offset of each open window, by its start
 
@@ -93,12 +106,17 @@ class WindowState:
     @property
     def next_end(self) -> int | None:
         """When the next open window ends; None if none is open."""
-        return min(self._firsts) + self._window.length if self._firsts else None
+        return min(self._ends(), default=None)
+
+    def _ends(self) -> Iterator[int]:
+        """Yield when open windows close, and until when closed ones stay."""
+        for start in self._firsts:
+            end = start + self._window.length
+            yield end if end > self.closed_to else start + self._lasting
 
     def last_end_up_to(self, level: int) -> int:
         """Return when the last of the open windows ends that can close at a time."""
-        length = self._window.length
-        return max((start + length for start in self._firsts if start + length <= level), default=0)
+        return max((end for end in self._ends() if end <= level), default=0)
 
     @property
     def idle_end(self) -> int | None:
@@ -137,17 +155,18 @@ class WindowState:
         reached = self._reached(times, offsets)
         late = ~invalid & self._is_late(times, reached)
         found = np.flatnonzero(~late & ~invalid)
-        self._add(table.select(window.sources), found, times, offsets, reached)
+        used = table.select(window.sources)
+        if window.correct:
+            used = used.append_column(LAST_OFFSET, pa.array(offsets))
+        self._add(used, found, times, offsets, reached)
         if len(found):
             self.level = max(self.level, int(times[found].max()) - window.lateness)
         is_new = offsets > self._read_to
         return Taken(late & is_new, invalid & is_new)
 
     def _is_late(self, times: NDArray[np.int64], reached: NDArray[np.int64]) -> NDArray[np.bool_]:
-        # The last window that a row is in has closed.
-        late: NDArray[np.bool_] = (
-            times - times % self._window.every + self._window.length <= reached
-        )
+        # The last window that a row is in has closed, and takes no corrections.
+        late: NDArray[np.bool_] = times - times % self._window.every + self._lasting <= reached
         return late
 
     def _add(
@@ -165,16 +184,26 @@ class WindowState:
         numbers = np.repeat(found, hops)
         starts = newest[numbers] - np.tile(np.arange(hops - 1, -1, -1) * window.every, len(found))
         if hops > 1:
-            opened = starts + window.length > reached[numbers]
+            opened = starts + self._lasting > reached[numbers]
             numbers, starts = numbers[opened], starts[opened]
         self._aggregates.add(starts, table.take(pa.array(numbers, pa.int64())))
         opened_at, first = np.unique(starts, return_index=True)
         for start, offset in zip(opened_at.tolist(), offsets[numbers[first]].tolist(), strict=True):
             self._firsts.setdefault(start, offset)
+        if window.correct and len(offsets):
+            self._seen = int(offsets[-1])
+            late = (starts + window.length <= self.closed_to) & (
+                offsets[numbers] > self._emitted_to
+            )
+            self._corrected.update(np.unique(starts[late]).tolist())
 
     def saved(self) -> dict[str, pa.Table]:
         """Return the open windows as tables, for `restore`."""
-        numbers = {"closed_to": self.closed_to, "level": self.level}
+        numbers = {
+            "closed_to": self.closed_to,
+            "level": self.level,
+            "emitted_to": self._emitted_to,
+        }
         return {
             _NUMBERS: pa.table({name: pa.array([n], pa.int64()) for name, n in numbers.items()}),
             _TIMES: pa.table({"time": pa.array([], self._type or pa.null())}),
@@ -192,6 +221,7 @@ class WindowState:
         """Go on with the windows that `saved` returned."""
         numbers = tables[_NUMBERS].to_pylist()[0]
         self.closed_to, self.level = numbers["closed_to"], numbers["level"]
+        self._emitted_to = numbers["emitted_to"]
         kind = tables[_TIMES].schema.field("time").type
         self._type = None if pa.types.is_null(kind) else kind
         if self._type is not None:
@@ -233,14 +263,17 @@ class WindowState:
         return levels[np.searchsorted(offsets, offsets, side="left")]
 
     def can_close(self, to: int) -> bool:
-        """Return whether an open window ends up to a time."""
+        """Return whether an open window ends up to a time, or a closed one has late rows."""
+        return bool(self._corrected) or self._can_end(to)
+
+    def _can_end(self, to: int) -> bool:
         end = self.next_end
         return end is not None and end <= to
 
     @property
     def is_due(self) -> bool:
-        """Whether windows should close now. A worker asks after each batch, and Spark as well."""
-        return self.can_close(self.level)
+        """Whether windows should close now: a worker asks after each batch, and `can_close` now and then."""
+        return self._can_end(self.level)
 
     def close(self, to: int) -> pa.Table:
         """Close the windows that end up to a time, and return their rows."""
@@ -251,12 +284,26 @@ class WindowState:
         return closed
 
     def _take(self, to: int, kind: pa.DataType) -> pa.Table:
-        length = self._window.length
-        before = to - length + 1
+        length, before = self._window.length, to - self._lasting + 1
+        if self._window.correct:
+            closed = self._corrections(to)
+            self._aggregates.take(before)
+        else:
+            closed = self._aggregates.take(before)
         self._firsts = {start: first for start, first in self._firsts.items() if start >= before}
-        closed = self._aggregates.take(before)
         starts = closed.column(START).to_numpy().astype(np.int64)
         return self._window.rows_of(closed, starts, starts + length, kind, self._partition)
+
+    def _corrections(self, to: int) -> pa.Table:
+        """Return the rows of windows that close, and of groups with late rows."""
+        length = self._window.length
+        ends = {start for start in self._firsts if self.closed_to < start + length <= to}
+        rows = self._aggregates.rows(ends | self._corrected)
+        closes = rows.column(START).to_numpy() + length > self.closed_to
+        last = rows.column(LAST_OFFSET).to_numpy()
+        rows = rows.filter(pa.array(closes | (last > self._emitted_to)))
+        self._corrected, self._emitted_to = set(), max(self._seen, self._emitted_to)
+        return rows
 
     def close_all(self) -> pa.Table:
         """Close every window, and return the rows."""

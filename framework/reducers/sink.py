@@ -120,9 +120,12 @@ class Sink(Reducer):
 
     Attributes:
         capabilities: what the sink can do, as it is configured; final after `open`.
+        replaces_by: the columns whose values name a row: a later row with the same ones replaces it. Empty
+            if rows are only added.
     """
 
     capabilities: Capabilities = Capabilities()
+    replaces_by: tuple[str, ...] = ()
 
     @abstractmethod
     def flush(self, write: Write = NEW) -> pa.Table | Awaitable[pa.Table | None] | None:

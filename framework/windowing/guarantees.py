@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from ..delivery.announcement import Announcement, Closed, WindowAnnouncement
+from ..delivery.announcement import NOTHING_CLOSED, Announcement, Closed, WindowAnnouncement
 from ..guarantees import AfterErrors, ExactlyOnce
 from ..record import Rows
 from ..reducers.flushing import FlushOutcome
@@ -39,6 +39,7 @@ class WindowRows(Rows):
         definition: see `Window.definition`.
         level_before: see `Closed.level`, before these rows.
         level: after them.
+        emitted_to: see `Closed.emitted_to`, before these rows.
         done: set when the rows are written and settled.
     """
 
@@ -47,6 +48,7 @@ class WindowRows(Rows):
     definition: str = ""
     level_before: int = 0
     level: int = 0
+    emitted_to: int | None = None
     done: anyio.Event = field(default_factory=anyio.Event, compare=False)
 
 
@@ -58,7 +60,10 @@ def _close(buffer: Buffer, committer: Committer, partition: TopicPartition) -> t
     """Note what is closed now; return what that settles."""
     last = _held(buffer)[-1]
     closed_to = 0 if last.closes is None else last.closes[1]
-    committer.close_windows(partition, Closed(last.read_to, closed_to, last.definition, last.level))
+    # After a restart, rows may close windows before all is read again that was read before it.
+    known = committer.closed(partition) or NOTHING_CLOSED
+    read_to = max(last.read_to, known.read_to)
+    committer.close_windows(partition, Closed(read_to, closed_to, last.definition, last.level))
     return tuple(r for rows in _held(buffer) for r in rows.settles)
 
 
@@ -146,6 +151,7 @@ class WindowsExactlyOnce(ExactlyOnce):
             closed_to=closes[-1][1],
             definition=held[-1].definition,
             level=held[0].level_before,
+            emitted_to=held[0].emitted_to,
         )
 
     def _settle(self, buffer: Buffer, outcome: FlushOutcome) -> None:

@@ -189,10 +189,11 @@ class WindowStage:
     async def _emit(self, to: int) -> WindowRows:
         """Close the windows that end up to a time, and send their rows on."""
         state, ranges = self._state, self._held
-        closed_from, level_before = state.closed_to, state.level_before
+        before = (state.level_before, state.emitted_to)
+        closed_from = state.closed_to
         rows = state.close(to)
         self._ledgers.hold(self, state.nbytes + rows.nbytes)
-        return await self._send(rows, ranges, (closed_from, to), level_before)
+        return await self._send(rows, ranges, (closed_from, state.closed_to), before)
 
     async def _mark(self) -> None:
         """Send on how far was read, if that is news."""
@@ -200,16 +201,18 @@ class WindowStage:
         if self._state.can_close(self._state.level):
             await self._emit(self._state.level)
         elif self._marked_to < self._read_to:
-            closed_to, level = self._state.closed_to, self._state.level_before
-            await self._send(_NO_ROWS, self._held, (closed_to, closed_to), level)
+            state = self._state
+            before = (state.level_before, state.emitted_to)
+            await self._send(_NO_ROWS, self._held, (state.closed_to, state.closed_to), before)
 
     async def _send(
         self,
         table: pa.Table,
         ranges: tuple[Range, ...],
         closes: tuple[int, int],
-        level_before: int,
+        before: tuple[int, int],
     ) -> WindowRows:
+        """Send rows on; `before` are the state's `level_before` and `emitted_to` before these rows."""
         self._marked_to = self._read_to
         rows = WindowRows(
             table,
@@ -218,8 +221,9 @@ class WindowStage:
             settles=self._cut(),
             read_to=self._read_to,
             definition=self._window.definition,
-            level_before=level_before,
+            level_before=before[0],
             level=self._state.level_before,
+            emitted_to=before[1] if self._window.correct else None,
         )
         with self._waits.on(_NEXT):
             await self._out.send(rows)

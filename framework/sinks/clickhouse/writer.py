@@ -203,6 +203,7 @@ class ClickHouseWriter(RangeWriter):
         self._versions: Versions | None = None
         if (by_key := Changes.of("ClickHouseWriter", key, changes=changes)) is not None:
             self._versions = Versions(by_key)
+            self.replaces_by = by_key.key
             self.layout = self._versions.layout(self.layout)
         self._inserter: Inserter | None = None
         self._shares = False

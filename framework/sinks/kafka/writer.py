@@ -161,6 +161,7 @@ class KafkaWriter(Collecting, Sink):
             )
         names = [key] if isinstance(key, str) else key
         self._changes = Changes.of(name, names, changes=True) if changes else None
+        self.replaces_by = () if self._changes is None else self._changes.key
         self.topic = topic
         self.key = key
         self.value = value

@@ -135,6 +135,7 @@ class PostgresWriter(RangeWriter):
                 f"PostgresWriter: extra_columns must be 'error' or 'ignore', not {extra_columns!r}"
             )
         self._changes = Changes.of("PostgresWriter", key, changes=changes)
+        self.replaces_by = () if self._changes is None else self._changes.key
         if self._changes is not None and delivery != "exactly-once":
             raise StrategyError(_IN_ORDER)
         self.capabilities = replace(self.capabilities, in_order=changes)

@@ -65,6 +65,12 @@ def windows_of(journal: Journal) -> list[tuple[float, list[int]]]:
         ({"by": "path"}, r"by=\['path'\]"),
         ({"max": "1h"}, "give a length, as in"),
         ({"session": "30m", "max": "1h"}, "neither a length"),
+        ({"late": "reemit"}, "go together"),
+        ({"correct": "1h"}, "go together"),
+        (
+            {"length": None, "session": "30m", "max": "1h", "late": "reemit", "correct": "1h"},
+            "not for sessions",
+        ),
         ({"length": None, "session": "30m"}, "needs max=.*hold the committed offset back for ever"),
         ({"length": None, "session": "30m", "max": "10m"}, "shorter than session='30m'"),
     ],
@@ -90,6 +96,9 @@ def test_the_late_rows_have_to_be_decided() -> None:
         ([window(), KafkaWriter("t", delivery="exactly-once")], {}, "transactions"),
         ([window(late="dead-letter"), ClickHouseWriter("t")], {}, "needs reduce_err="),
         ({"a": [window(), ClickHouseWriter("t")]}, {}, "cannot be in a branch"),
+        ([window(late="reemit", correct="1h"), ClickHouseWriter("t")], {}, r"key=\['window_start'\]"),
+        ([window(late="reemit", correct="1h", by=["o"]), ClickHouseWriter("t", changes=True, key=["o"])], {},
+         r"key=\['window_start', 'o'\]"),
     ],
 )  # fmt: skip
 def test_a_strategy_refuses_a_window_where_it_cannot_be(

@@ -40,11 +40,12 @@ if TYPE_CHECKING:
 P0 = TopicPartition("t", 0)
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 LENGTH, LATENESS, WITHIN = 10, 4, 30
-GAP, LONGEST = 5, 12
+GAP, LONGEST, CORRECT = 5, 12, 8
 KINDS: dict[str, dict[str, Any]] = {
     "tumbling": {"length": LENGTH},
     "hopping": {"length": LENGTH, "every": LENGTH // 2},
     "sessions": {"session": GAP, "max": LONGEST},
+    "corrected": {"length": LENGTH, "late": "reemit", "correct": CORRECT},
 }
 
 Key = tuple[int, str]
@@ -108,7 +109,7 @@ def passing(log: list[Any]) -> list[Any]:
     return passed
 
 
-def model(log: list[Any], every: int) -> Rows:
+def model(log: list[Any], every: int, correct: int = 0) -> Rows:
     """Return the rows of all windows that the log closes."""
     windows: dict[Key, list[int]] = defaultdict(list)
     level = -(10**9)
@@ -116,7 +117,7 @@ def model(log: list[Any], every: int) -> Rows:
         if isinstance(value, tuple):
             second, group = value[:2]
             for start in range(second // every * every, second - LENGTH, -every):
-                if start + LENGTH > level:
+                if start + LENGTH + correct > level:
                     windows[start, group].append(offset)
             level = max(level, second - LATENESS)
     closed = {key: found for key, found in windows.items() if key[0] + LENGTH <= level}
@@ -150,7 +151,7 @@ def sessions(log: list[Any]) -> Rows:
 def model_of(kind: str, log: list[Any]) -> Rows:
     if kind == "sessions":
         return sessions(log)
-    return model(log, KINDS[kind].get("every", LENGTH))
+    return model(log, KINDS[kind].get("every", LENGTH), KINDS[kind].get("correct", 0))
 
 
 class Table:
@@ -159,6 +160,7 @@ class Table:
     def __init__(self) -> None:
         self.rows: Rows = Counter()
         self.tokens: set[str] = set()
+        self.positions: dict[Key, tuple[bytes, Any]] = {}
         self.dies = ""
         self.dead = anyio.Event()
 
@@ -169,10 +171,22 @@ class Table:
         for row in rows.table.to_pylist():
             times = (row["window_start"], row["window_end"])
             start, end = (round((time - BEGIN).total_seconds()) for time in times)
-            self.rows[start, end, row["g"], row["n"], tuple(row["offsets"])] += 1
+            found = (start, end, row["g"], row["n"], tuple(row["offsets"]))
+            if "position" in row:
+                self._replace(found, row["position"])
+            self.rows[found] += 1
+
+    def _replace(self, row: tuple[int, int, str, int, tuple[int, ...]], position: bytes) -> None:
+        """Remove the row that another one corrects."""
+        before, old = self.positions.get((row[0], row[2]), (b"", row))
+        assert position > before or row == old
+        self.positions[row[0], row[2]] = position, row
+        del self.rows[old]
 
 
 class TableWriter(RangeWriter):
+    replaces_by = ("window_start", "g")
+
     def __init__(self, table: Table) -> None:
         super().__init__(max_age=0.5)
         self.table = table
@@ -201,12 +215,11 @@ class TableWriter(RangeWriter):
 
 def strategy_of(table: Table, letters: Journal, kind: str, *, distinct: bool) -> Strategy:
     window = Window(
-        **KINDS[kind],
+        **({"late": "drop"} | KINDS[kind]),
         time="ts",
         by=["g"],
         columns={"n": ("*", "count"), "offsets": ("o", "list")},
         lateness=LATENESS,
-        late="drop",
         keyed=True,
     )
     return Strategy(
