@@ -87,7 +87,7 @@ async def test_a_late_row_corrects_the_row_that_is_in_the_table(
     columns = pa.schema([*times, pa.field("n", pa.int64())])
 
     def sink() -> Any:
-        options = {"url": url, "create": columns, "changes": True, "max_age": 0.1}
+        options: dict[str, Any] = {"url": url, "create": columns, "changes": True, "max_age": 0.1}
         if kind == "postgres":
             return PostgresWriter("corrected", key=["window_start"], **options)
         return ClickHouseWriter("corrected", key=["window_start"], **options)
