@@ -91,7 +91,8 @@ class ModelConnection(ClickHouseConnection):
             ]
         if "FROM system.tables" in sql and "dependencies" not in sql:
             engine = f"MergeTree SETTINGS non_replicated_deduplication_window = {table.window}"
-            return [{"engine": "MergeTree", "engine_full": engine, "sorting_key": ""}]
+            merge_tree = {"engine": "MergeTree", "engine_full": engine, "sorting_key": ""}
+            return [merge_tree | {"create_table_query": ""}]
         if "FROM system.parts" in sql:
             return [{"found": table.blocks}]
         if sql.startswith("SELECT count() AS found"):

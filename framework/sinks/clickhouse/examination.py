@@ -13,7 +13,7 @@ from ...reducers.finding import Finding, compare_clocks
 from ..answers import one_line
 from ..choosing import choose
 from .deduplication import read_memories
-from .inserts import advice_to_count, columns_to_count
+from .inserts import advice_to_count, columns_to_count, moved
 from .table import MissingTable, read_table
 
 if TYPE_CHECKING:
@@ -63,11 +63,16 @@ class Examination:
         """
         await self._server()
         try:
-            table = await read_table(self._connection, self._database, self._name)
+            table = await read_table(
+                self._connection, self._database, self._name, self._context.group
+            )
         except MissingTable:
             await self._missing(self._writer.create_statement(declared), declared)
             return self._found
         self._note("ok", f"table {table} exists ({table.engine})")
+        if message := moved(self._name, table):
+            self._note("warning", *message.split(". ", 1))
+        self._name = table.name
         await self._memory()
         await self._privileges(table, declared)
         if declared is not None:

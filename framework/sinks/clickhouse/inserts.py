@@ -30,6 +30,7 @@ from ..choosing import choose
 from ..parquet.columns import stored_type
 from .counting import PLACE
 from .ddl import add_columns
+from .fences import is_exchanged, is_refused
 from .table import SchemaMismatch, read_table
 from .types import fields_left_out
 from .violations import violations
@@ -89,6 +90,7 @@ class Inserter:
     """
 
     connection: ClickHouseConnection
+    group: str
     table: ClickHouseTable
     columns: Sequence[str] | None
     extra_columns: ExtraColumns
@@ -272,7 +274,10 @@ class Inserter:
             await self.connection.insert(table.identifier, block.table.column_names, body, settings)
         except Exception as error:
             answer = of_clickhouse(error)
-            if answer.kind == "schema" and not last:
+            is_exchanged = is_refused(answer.message)
+            if is_exchanged and last:
+                raise Retry(f"{table} is another group's", may_double=False) from error
+            if is_exchanged or (answer.kind == "schema" and not last):
                 raise SchemaMismatch(answer.reason) from error
             if answer.kind in ("rows", "schema"):
                 return answer
@@ -280,9 +285,32 @@ class Inserter:
         return _Outcome.WRITTEN
 
     async def _reread(self) -> ClickHouseTable:
-        self.table = await read_table(self.connection, self.table.database, self.table.name)
+        before = self.table
+        self.table = await read_table(self.connection, before.database, before.name, self.group)
         self.had |= {column.name for column in self.table.columns}
+        if (message := moved(before.name, self.table)) and message not in self._warned:
+            self._warned.add(message)
+            _log.warning(message)
         return self.table
+
+    async def follow(self) -> bool:
+        """Return whether another table has got the name of this one; then use the new name from now on."""
+        table = self.table
+        if not await is_exchanged(self.connection, table.database, table.name, self.group):
+            return False
+        await self._reread()
+        return True
+
+
+def moved(name: str, table: ClickHouseTable) -> str | None:
+    """Say that a table has another name than the writer's; None if it has that one."""
+    if table.name == name:
+        return None
+    return (
+        f"kmr cutover has exchanged {table.database}.{name}: the table of this group is {table} now, and "
+        f"gets its rows. Write ClickHouseWriter({str(table)!r}, ...) in the strategy before you drop the "
+        "other one"
+    )
 
 
 def _fields_left_out(
@@ -484,6 +512,10 @@ async def _ask(inserter: Inserter, sql: str, parameters: Mapping[str, object], *
             await connection.execute(statement)
         statement = sql
         rows = await connection.rows(sql, parameters)
+        if await inserter.follow():
+            raise Retry(f"{table} was exchanged while it was counted", may_double=False)
+    except (KmrError, Retry):
+        raise
     except Exception as error:
         failure = of_clickhouse(error)
         if failure.kind == "later":

@@ -17,6 +17,7 @@ from ...errors import StrategyError
 from ...record import COORDINATES
 from .counting import Counting
 from .deduplication import REPLICATED
+from .fences import new_name, refusal, refuses
 from .types import cast_to, type_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _COLUMNS_SQL = """
 SELECT name, type, default_kind FROM system.columns
 WHERE database = {database:String} AND table = {table:String} ORDER BY position"""
 _TABLE_SQL = """
-SELECT engine, engine_full, sorting_key FROM system.tables
+SELECT engine, engine_full, sorting_key, create_table_query FROM system.tables
 WHERE database = {database:String} AND name = {table:String}"""
 
 
@@ -183,15 +184,28 @@ def _holds(column: ClickHouseColumn, coordinate: pa.Field[Any]) -> bool:
     return kind.startswith(("Int", "UInt"))
 
 
-async def read_table(connection: ClickHouseConnection, database: str, name: str) -> ClickHouseTable:
+async def read_table(
+    connection: ClickHouseConnection, database: str, name: str, group: str
+) -> ClickHouseTable:
     """Read a table's definition.
+
+    Args:
+        group: whose table it is. If `kmr cutover` has exchanged it, it has another name.
 
     Raises:
         MissingTable: there is no such table.
+        StrategyError: the table is another group's, and that of this group is gone.
         Exception: the client's own.
     """
     where = {"database": database, "table": name}
     found = await connection.rows(_TABLE_SQL, where)
+    is_refused = bool(found) and refuses(found[0]["create_table_query"], group)
+    if is_refused or not found:
+        new = await new_name(connection, database, name, group)
+        if new is not None:
+            return await read_table(connection, database, new, group)
+        if is_refused:
+            raise refusal(f"{database}.{name}", group)
     if not found:
         raise MissingTable(f"There is no table {database}.{name}")
     engine, key = found[0]["engine"], found[0]["sorting_key"]

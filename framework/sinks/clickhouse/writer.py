@@ -23,7 +23,7 @@ from .client import ClickHouseAddress, connect_async
 from .ddl import TableLayout, create_table
 from .deduplication import read_deduplication, read_memories
 from .examination import Examination
-from .inserts import Inserter, fingerprint, repeat, was_counted
+from .inserts import Inserter, fingerprint, moved, repeat, was_counted
 from .table import MissingTable, read_table
 
 if TYPE_CHECKING:
@@ -200,6 +200,7 @@ class ClickHouseWriter(RangeWriter):
         self.layout = TableLayout(
             None if order_by is None else tuple(order_by), partition_by, ttl, engine, cluster
         )
+        self.changes = changes
         self._versions: Versions | None = None
         if (by_key := Changes.of("ClickHouseWriter", key, changes=changes)) is not None:
             self._versions = Versions(by_key)
@@ -237,6 +238,7 @@ class ClickHouseWriter(RangeWriter):
                     f"ClickHouseWriter({self.table!r}, evolve='add'): {table} is Distributed, and the tables "
                     "behind it would lack the new columns; write to one of them, with cluster="
                 )
+            name = table.name
             memories = await read_memories(connection, target.database, name)
             if context.for_sinks.prepare and (
                 remedies := [each.remedy for each in memories if each.remedy]
@@ -263,6 +265,7 @@ class ClickHouseWriter(RangeWriter):
             compression = None if target.is_local else "lz4"
         self._inserter = Inserter(
             connection,
+            context.group,
             table,
             self.columns,
             self.extra_columns,
@@ -339,7 +342,7 @@ class ClickHouseWriter(RangeWriter):
         """Read the table; create it before if it is missing and `create` is set."""
         target, name = self.target()
         try:
-            return await read_table(connection, target.database, name)
+            table = await read_table(connection, target.database, name, context.group)
         except MissingTable:
             declared = await declared_columns(context)
             try:
@@ -353,11 +356,15 @@ class ClickHouseWriter(RangeWriter):
                     f"There is no table {target.database}.{name}. Create it, or set create=True: "
                     f"{one_line(statement)}"
                 ) from None
+        else:
+            if message := moved(name, table):
+                _log.warning(message)
+            return table
         await connection.execute(statement)
         _log.info("table created", statement=one_line(statement))
         for doubt in self.doubts(declared):
             _log.warning("rows may be refused", stage=context.stage, reason=doubt)
-        return await read_table(connection, target.database, name)
+        return await read_table(connection, target.database, name, context.group)
 
     def _share(self, opened: ClickHouseWriter) -> None:
         """Use the connection of another copy, which closes it, and what it knows of the table."""

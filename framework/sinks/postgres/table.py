@@ -60,6 +60,11 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def literal(text: str) -> str:
+    """Quote a text without backslashes."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresTable:
     """The definition of a table, at the time of `read_table`."""

@@ -25,7 +25,7 @@ from ..choosing import choose, schema_to_create
 from ..ranges import RangeWriter
 from .connection import Pool
 from .copying import Copying, ServerAnswer, check_key, deleting, upserting
-from .ranges import Entry, Ranges
+from .ranges import Entry, Ranges, TableMoved
 from .table import TableName, create_table, quote, read_table
 from .types import targets
 
@@ -358,6 +358,9 @@ class PostgresWriter(RangeWriter):
                     return await call(rows)
             except _Altered:
                 continue
+            except TableMoved as moved:
+                await self._follow(moved.to)
+                raise Retry(f"{self} has this name now", after=0.0, may_double=False) from None
             except KmrError:
                 if attempt > 1 or not await self._is_altered():
                     raise
@@ -376,6 +379,17 @@ class PostgresWriter(RangeWriter):
         """Let the next step take as long as the timeout allows: rows that are bisected take many steps."""
         if (scope := self._scopes.get(rows.token)) is not None:
             scope.deadline = anyio.current_time() + self.timeout + _GRACE
+
+    async def _follow(self, name: str) -> None:
+        """Write to the table of another name from now on: `kmr cutover` has exchanged it."""
+        before, self.table = self.table, ".".join(filter(None, (self._name.schema, name)))
+        await self._is_altered()
+        _log.warning(
+            "kmr cutover has exchanged the table: rows of this group go on under its new name. Write it in "
+            "the strategy before you drop the other one",
+            table=before,
+            now=self.table,
+        )
 
     async def _is_altered(self) -> bool:
         """Read the table again; return whether its definition has changed."""
