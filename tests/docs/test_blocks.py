@@ -204,7 +204,7 @@ def test_the_commands_of_a_page_run_and_print_what_it_says(page: Path, folder: P
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for line in expected:
