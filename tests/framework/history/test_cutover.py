@@ -302,8 +302,8 @@ async def test_groups_that_do_not_fit_are_refused(site: Site, create_topic: Crea
 
 
 def standing(old: tuple[int, int], new: tuple[int, int], left: int = 0) -> CutoverStanding:
-    of = lambda offsets: dict(zip((P0, P1), offsets, strict=True))  # noqa: E731
-    return CutoverStanding(of(old), of(new), left, has_history=True, members=1)
+    before, now = (dict(zip((P0, P1), offsets, strict=True)) for offsets in (old, new))
+    return CutoverStanding(before, now, left, has_history=True, members=1)
 
 
 def test_the_new_version_needs_what_the_old_one_had_some_seconds_ago() -> None:

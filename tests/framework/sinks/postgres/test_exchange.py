@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import psycopg
@@ -135,18 +135,20 @@ async def test_an_exchange_is_undone_by_one_of_the_old_version(two: Two) -> None
     assert (len(two.found("hits")), len(two.found("hits2"))) == (10, 10)
 
 
-async def test_a_write_that_is_under_way_is_waited_for(two: Two) -> None:
+async def test_a_write_that_is_under_way_is_waited_for(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its transaction has entered its range; the exchange begins; then it copies its rows."""
     new = await two.open("hits2", "web2")
     copying, go_on = anyio.Event(), threading.Event()
     original = new._insert
 
-    async def slow(*arguments: object) -> dict[int, str]:
+    async def slow(*arguments: Any) -> dict[int, str]:
         copying.set()
         await anyio.to_thread.run_sync(go_on.wait)
-        return await original(*arguments)  # type: ignore[arg-type]
+        return await original(*arguments)
 
-    new._insert = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(new, "_insert", slow)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(write, new, 0, 9)
         await copying.wait()
