@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickletools
 import shlex
 import sys
 import sysconfig
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from pyspark import cloudpickle
+
+from ..errors import StrategyError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,11 +38,20 @@ def strategy_modules(strategy: Strategy) -> dict[str, Path]:
     """Return the files of the strategy's modules, by their names in an archive.
 
     These are all imported modules from the directories of the strategy's own modules, except installed
-    ones: executors have installed packages, but not the user's current directory.
+    ones: executors have installed packages, but not the user's current directory. Its own modules are those
+    that its pickled form names: of the map, the sinks, the types of values and tables, and whatever they use.
+
+    Raises:
+        StrategyError: it cannot be pickled.
     """
-    parts = [*(part.map for part in strategy.parts), *strategy.reducers, strategy.reduce_err]
-    names = {getattr(part, "__module__", None) or type(part).__module__ for part in parts}
-    names |= {type(part).__module__ for part in parts}
+    try:
+        pickled = cloudpickle.dumps(strategy)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise StrategyError(
+            f"the strategy cannot be sent to Spark's executors: {reason_of(error)}"
+        ) from error
+    texts = {text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
+    names = texts & sys.modules.keys()
     roots = {root for name in names if (root := _root(sys.modules.get(name))) is not None}
     found: dict[str, Path] = {}
     for module in list(sys.modules.values()):

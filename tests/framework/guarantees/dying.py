@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import anyio
 
-from kmr.sinks import ClickHouseWriter, ParquetWriter, PostgresWriter
+from kmr.sinks import ClickHouseWriter, KafkaWriter, ParquetWriter, PostgresWriter
 from kmr.worker import Worker
 
 if TYPE_CHECKING:
@@ -61,6 +61,12 @@ class DyingParquetWriter(ParquetWriter):
     async def write(self, rows: RangeRows) -> Any:  # type: ignore[override]
         write = super().write
         return await Dying.around(lambda: anyio.to_thread.run_sync(write, rows))
+
+
+class DyingKafkaWriter(KafkaWriter):
+    async def flush(self, *given: Any) -> Any:
+        flush = super().flush
+        return await Dying.around(lambda: flush(*given))
 
 
 async def run_until_all_died(strategy: Strategy, settings: Settings) -> None:

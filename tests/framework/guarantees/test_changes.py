@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import clickhouse_connect
+import msgspec
 import psycopg
 import pytest
 
 from kmr import Debezium, Json, Strategy
+from kmr.kafka.connection import connection_config
+from kmr.kafka.reading import read_topic
 from kmr.record import TopicPartition
 from kmr.worker import Worker
 from tests.framework.sinks.histories import Customer, History
@@ -19,6 +22,7 @@ from tests.framework.workers import until_settled
 from .dying import (
     Dying,
     DyingClickHouseWriter,
+    DyingKafkaWriter,
     DyingPostgresWriter,
     run_until_all_died,
 )
@@ -84,3 +88,39 @@ async def test_a_table_equals_the_source_after_workers_that_died(
             client.command(f"DROP TABLE {table}")
     assert history.table
     assert found == sorted(history.table.items())
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+async def test_a_compacted_topic_equals_the_source_after_workers_that_died(
+    broker: Broker, create_topic: CreateTopic, produce: Produce, delivery: Any
+) -> None:
+    history = _history(3)
+    await create_topic("t", 3)
+    await create_topic("followed", 2)
+    for partition, values in enumerate(history.topic):
+        await produce("t", values, partition)
+    writer = DyingKafkaWriter(
+        "followed", key=["id"], changes=True, delivery=delivery, max_rows=20, max_age=0.05
+    )
+    strategy = Strategy(value=Debezium(Json(Customer)), reduce=writer)
+    settings = quick_settings(broker)
+    Dying.plan = [(2, "after"), (0, "before"), (3, "after"), (1, "after")]
+    with anyio.fail_after(90):
+        await run_until_all_died(strategy, settings)
+        heir = Worker(strategy, settings)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(heir.run)
+            await heir.ready()
+            for partition, values in enumerate(history.topic):
+                await until_settled(heir, TopicPartition("t", partition), len(values))
+            heir.shutdown("done")
+    found: dict[int, str] = {}
+    async for batch in read_topic(connection_config(settings), "followed"):
+        for row in batch.records.to_pylist():
+            key = msgspec.json.decode(row["key"])
+            if row["value"] is None:
+                found.pop(key, None)
+            else:
+                found[key] = msgspec.json.decode(row["value"])["name"]
+    assert history.table
+    assert found == history.table

@@ -6,11 +6,15 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kmr import Json, Lookup, Record, Strategy
+from kmr.errors import StrategyError
+from kmr.sinks import StreamWriter
 from kmr.spark.shipping import pack_modules, strategy_modules, write_package
 
 if TYPE_CHECKING:
@@ -46,6 +50,39 @@ def test_only_imported_modules_of_the_strategys_directory_are_shipped(strategy: 
         "shipped_package/helper.py",
         "shipped_strategy.py",
     }
+
+
+def test_the_modules_of_the_types_of_values_and_tables_are_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shipped_types.py").write_text(
+        "import msgspec\nclass Row(msgspec.Struct):\n    id: int\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    row = importlib.import_module("shipped_types").Row
+    plain = Strategy(value=Json(row), reduce=StreamWriter("stdout"))
+    assert set(strategy_modules(plain)) == {"shipped_types.py"}
+    tables = {"rows": Lookup("rows", key="id", value=Json(row))}
+    joined = Strategy(map=_joined, reduce=StreamWriter("stdout"), tables=tables)
+    assert "shipped_types.py" in strategy_modules(joined)
+    del sys.modules["shipped_types"]
+
+
+def _joined(record: Record, rows: Any) -> None:
+    return None
+
+
+def test_a_strategy_that_cannot_be_pickled_is_one_message() -> None:
+    with pytest.raises(StrategyError, match="cannot be sent to Spark's executors: "):
+        strategy_modules(Strategy(map=_with(threading.Lock()), reduce=StreamWriter("stdout")))
+
+
+def _with(lock: threading.Lock) -> Any:
+    def mapped(record: Record) -> None:
+        with lock:
+            pass
+
+    return mapped
 
 
 def test_the_same_files_are_the_same_archive(strategy: Any, tmp_path: Path) -> None:

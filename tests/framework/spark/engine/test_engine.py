@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ from kmr.spark.engine.engine import SparkEngine
 from kmr.spark.engine.engine_settings import EngineSettings
 from kmr.testing import Journal, MemoryWriter
 from kmr.worker import Worker
+from tests.framework.sinks.histories import History
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +60,7 @@ import msgspec
 import pyarrow as pa
 from google.protobuf.wrappers_pb2 import StringValue
 from kmr import Aggregate, Batcher, Collect, ErrorLimit, Reducer, Retry, Strategy
-from kmr import Avro, Json, Lookup, Protobuf, Record, Retries, TopicMap, map_batch, map_record
+from kmr import Avro, Debezium, Json, Lookup, Protobuf, Record, Retries, TopicMap, map_batch, map_record
 from kmr.reducers.collect import one_table
 from kmr.reducers.sink import Capabilities, Refusal, RowsRefused, Sink
 from kmr.sinks import ClickHouseWriter, StreamWriter
@@ -263,6 +265,16 @@ def joined(orders, customers):
     return rows.select(["number", "name", "kmr_offset"])
 
 
+class Followed(msgspec.Struct):
+    id: int
+    name: str
+
+
+followed = Strategy(
+    value=Debezium(Json(Followed)),
+    reduce=ClickHouseWriter("TABLE", url="URL", key=["id"], changes=True, create=True),
+    reduce_err=failed,
+)
 TABLES = {
     "customers": Lookup(
         "TOPIC-customers", key="id", value=Json(Customer), missing="dead-letter"
@@ -649,6 +661,30 @@ def test_metrics_and_readiness_are_served_while_the_query_runs(
         thread.join(PATIENCE)
     assert not thread.is_alive()
     assert len(runner.rows()) == 10
+
+
+@pytest.mark.parametrize("runner", [2], indirect=True)
+def test_a_table_equals_its_source_when_micro_batches_of_changes_are_repeated(
+    runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    chance, history = random.Random(5), History(2)
+    sent = [0, 0]
+    with connect(ClickHouseAddress.of(runner.url)) as client:
+        for _ in range(2):
+            for _ in range(60):
+                key, kind = chance.randrange(8), chance.choice(["put", "put", "delete", "move"])
+                more = chance.randrange(8) if kind == "move" else f"name {chance.random()}"
+                history.apply((kind, key, more))
+            for partition, values in enumerate(history.topic):
+                new = [each for each in values[sent[partition] :] if each is not None]
+                kafka.produce_to(topic, partition, new)
+                sent[partition] = len(values)
+            runner.run("followed")
+            runner.forget_last()
+        runner.run("followed")
+        found = client.query(f"SELECT id, name FROM {runner.table} FINAL ORDER BY id").result_rows
+    assert history.table
+    assert found == sorted(history.table.items())
 
 
 @pytest.mark.parametrize("strategy", ["by_record", "by_batch"])
