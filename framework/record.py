@@ -436,11 +436,15 @@ class Rows:
             case "offset":
                 return pa.array(self.offsets, pa.int64())
             case _:
-                offsets = np.concatenate([batch.offsets() for batch in self.sources])
-                times = pa.chunked_array([b.records.column("timestamp") for b in self.sources])
-                order = np.argsort(offsets, kind="stable")
-                at = order[np.searchsorted(offsets, self.offsets, sorter=order)]
-                return times.take(at)
+                return self.record_times()
+
+    def record_times(self) -> pa.ChunkedArray[Any]:
+        """Return the timestamp of each row's record. Only of rows with `offsets` and `sources`."""
+        offsets = np.concatenate([batch.offsets() for batch in self.sources])
+        times = pa.chunked_array([b.records.column("timestamp") for b in self.sources])
+        order = np.argsort(offsets, kind="stable")
+        assert self.offsets is not None  # noqa: S101  the callers have looked
+        return times.take(order[np.searchsorted(offsets, self.offsets, sorter=order)])
 
 
 class ReplayEnd:

@@ -58,6 +58,8 @@ class Distinct(metaclass=Checked):
             also one that is dropped, begins it anew.
         time: the column of the rows' times, a timestamp; a null does not move the event time. None: the
             timestamps of the records.
+        ahead: a time that is so much later than the record's timestamp moves nothing: everything before it
+            would be forgotten. A record without a timestamp is not checked. None: any time counts.
         on_duplicate: `drop` duplicates, or send records whose rows are all duplicates to `reduce_err`, with
             the stage `distinct` (`dead-letter`); they do not count for `err_limit`. Both are counted.
 
@@ -71,6 +73,7 @@ class Distinct(metaclass=Checked):
         within: float | str,
         *,
         time: str | None = None,
+        ahead: float | str | None = "1d",
         on_duplicate: OnDuplicate = "drop",
     ) -> None:
         self.key: tuple[str, ...] = (key,) if isinstance(key, str) else tuple(key)
@@ -78,7 +81,8 @@ class Distinct(metaclass=Checked):
             raise StrategyError(
                 f"Distinct: key must be the name of a column, or several, not {key!r}"
             )
-        self.within = _seconds(within)
+        self.within = _seconds("within", within)
+        self.ahead = None if ahead is None else round(_seconds("ahead", ahead) * _MICROSECONDS)
         self.time = time
         self.on_duplicate = on_duplicate
         if on_duplicate not in get_args(OnDuplicate):
@@ -121,13 +125,13 @@ def require_time(name: str, kind: pa.DataType) -> None:
         )
 
 
-def _seconds(within: float | str) -> float:
+def _seconds(name: str, given: float | str) -> float:
     try:
-        seconds = parse_quantity(within, SECONDS) if isinstance(within, str) else float(within)
+        seconds = parse_quantity(given, SECONDS) if isinstance(given, str) else float(given)
     except (TypeError, ValueError) as error:
-        raise StrategyError(f"Distinct: within={within!r}: {error}") from error
+        raise StrategyError(f"Distinct: {name}={given!r}: {error}") from error
     if not 0.001 <= seconds < _LONGEST:
         raise StrategyError(
-            f"Distinct: within must be at least 1 ms and less than ten years, not {within!r}"
+            f"Distinct: {name} must be at least 1 ms and less than ten years, not {given!r}"
         )
     return seconds

@@ -17,6 +17,7 @@ from ..errors import KmrError
 from ..mapping.results import NO_OFFSETS, Failure, MapResult
 from .distinct import require_time
 from .distinct_keys import RecentKeys, hashes_of
+from .event_time import far_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,19 +118,23 @@ class DistinctMemory:
     def _times(
         self, batch: Batch, table: pa.Table, offsets: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        name = self.distinct.time
+        name, ahead = self.distinct.time, self.distinct.ahead
+
+        def recorded() -> pa.Array[Any]:
+            return batch.records.column("timestamp").take(np.searchsorted(batch.offsets(), offsets))
+
         if name is None:
-            column: Any = batch.records.column("timestamp")
-            found = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
-            times: NDArray[np.int64] = found[np.searchsorted(batch.offsets(), offsets)]
+            times: NDArray[np.int64] = recorded().cast(pa.int64()).to_numpy(zero_copy_only=False)
             return times
         self.distinct.require(table.schema)
-        column = table.column(name)
+        column: Any = table.column(name)
         require_time(name, column.type)
         numbers = column.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
         known: NDArray[np.int64] = (
             numbers.fill_null(_NO_TIME).combine_chunks().to_numpy(zero_copy_only=False)
         )
+        if ahead is not None:
+            known = np.where(far_ahead(known, [batch], recorded, ahead), _NO_TIME, known)
         return known
 
 

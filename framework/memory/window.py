@@ -79,6 +79,9 @@ class Window(Collecting):
         session: in place of a length: the rows of a group are in one window while less than this time is
             between two of them. It ends so long after its last row. Its rows are kept until it closes.
         max: how long a session is at most; a longer one is cut at multiples of it since 1970.
+        ahead: a record whose time is so much later than its own timestamp fails: one such time would close
+            all windows, and what follows would be late. A record without a timestamp is not checked. None:
+            any time is taken.
         lateness: how far event times may be out of order: windows stay open for so much longer. A row that
             is further back than this is late for a session, whichever sessions are open.
         idle: when a partition has had no record for so long, the wall clock moves its event time on, so that
@@ -103,6 +106,7 @@ class Window(Collecting):
         every: str | float | None = None,
         session: str | float | None = None,
         max: str | float | None = None,  # noqa: A002  what users call it
+        ahead: str | float | None = "1d",
         lateness: str | float = 0,
         idle: str | float | None = None,
         correct: str | float | None = None,
@@ -121,6 +125,7 @@ class Window(Collecting):
         self.session = None if session is None else _micros("session", session)
         self.length = _micros("max", _longest(length, session, every, max))
         self.every = self.length if every is None else _micros("every", every)
+        self.ahead = None if ahead is None else _micros("ahead", ahead)
         self.lateness = _micros("lateness", lateness, zero=True)
         self.idle = None if idle is None else _micros("idle", idle)
         self.correct = 0 if correct is None else _micros("correct", correct)
@@ -160,7 +165,10 @@ class Window(Collecting):
     @property
     def invalid_reason(self) -> str:
         """Why a record without a valid time fails."""
-        return f"{self.time} is null, or before 1970"
+        reason = f"{self.time} is null, before 1970"
+        if self.ahead is None:
+            return f"{reason.replace(',', ', or')}"
+        return f"{reason}, or more than {self.ahead / MICROS:g} s later than the record's timestamp"
 
     @property
     def late_reason(self) -> str:

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
+from .event_time import far_ahead
 from .window_aggregates import LAST_OFFSET, START
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Taken:
 
     Attributes:
         late: which rows are late: all of their windows have closed.
-        invalid: which rows have no time, or one before 1970.
+        invalid: which rows have no time, one before 1970, or one too far ahead of the record's timestamp.
     """
 
     late: NDArray[np.bool_]
@@ -151,7 +152,7 @@ class WindowState:
             )
         table = rows.with_coordinates(window.sources)
         window.require(table.column_names)
-        times, invalid = self._times(table.column(window.time), offsets)
+        times, invalid = self._times(rows, table.column(window.time), offsets)
         reached = self._reached(times, offsets)
         late = ~invalid & self._is_late(times, reached)
         found = np.flatnonzero(~late & ~invalid)
@@ -236,7 +237,7 @@ class WindowState:
         self._aggregates.restore(of)
 
     def _times(
-        self, column: pa.ChunkedArray[Any], offsets: NDArray[np.int64]
+        self, rows: Rows, column: pa.ChunkedArray[Any], offsets: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the times, and the rows of records without a valid one: all rows of such a record fail."""
         if not pa.types.is_timestamp(column.type):
@@ -248,6 +249,8 @@ class WindowState:
         micros = column.cast(pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64())
         times: NDArray[np.int64] = micros.fill_null(pa.scalar(-1, pa.int64())).to_numpy()
         invalid = times < 0
+        if self._window.ahead is not None and rows.sources:
+            invalid |= far_ahead(times, rows.sources, rows.record_times, self._window.ahead)
         if invalid.any():
             invalid = np.isin(offsets, offsets[invalid])
             times = np.where(invalid, 0, times)

@@ -52,7 +52,7 @@ def mapped(rows: list[Row], by_column: bool) -> tuple[Batch, MapResult]:
         "topic": ["t"] * len(rows),
         "partition": [0] * len(rows),
         "offset": [offset for offset, _, _ in rows],
-        "timestamp": [BEGIN - timedelta(days=1) if by_column else at for at in times],
+        "timestamp": [BEGIN - timedelta(hours=1) if by_column else at for at in times],
         "timestampType": [0] * len(rows),
     }
     batch = Batch.of(pa.RecordBatch.from_pydict(columns, schema=SCHEMA))
@@ -148,6 +148,13 @@ def test_a_start_reads_little_more_than_the_time_again() -> None:
     back = memory.look_back(10_000)
     assert back is not None
     assert 10_000 - 1000 * 1.04 < back.offset <= 9000
+
+
+def test_a_time_far_after_the_timestamp_of_its_record_forgets_nothing() -> None:
+    rows: list[Row] = [(0, 1, 0), (1, 2, 3 * 86_400), (2, 1, 1)]
+    assert remember(memory_of(None, by_column=True), rows, [], by_column=True) == {0, 1}
+    trusting = PartitionMemory({"": Distinct("id", WITHIN, time="ts", ahead=None)}, T0, None)
+    assert remember(trusting, rows, [], by_column=True) == {0, 1, 2}
 
 
 def test_a_record_whose_rows_are_all_duplicates_is_a_dead_letter() -> None:

@@ -13,7 +13,7 @@ from kmr import Aggregate, Distinct, Strategy, Window, map_record
 from kmr.delivery.announcement import Closed, Generation, WindowAnnouncement, read_closed
 from kmr.errors import StateTooLarge, StrategyError
 from kmr.kafka.consumer import CommitOffset
-from kmr.record import Range, Record, Rows
+from kmr.record import SCHEMA, Batch, Range, Record, Rows
 from kmr.sinks import ClickHouseWriter, KafkaWriter
 from kmr.sinks.planning import plan_ranges
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
@@ -78,6 +78,25 @@ def windows_of(journal: Journal) -> list[tuple[float, list[int]]]:
 def test_a_window_refuses_what_it_cannot_do(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(StrategyError, match=message):
         window(**changes)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "timestamp", "fails"),
+    [("1d", BEGIN, True), (None, BEGIN, False), ("1d", None, False)],
+)
+def test_a_time_far_after_the_timestamp_of_its_record_closes_nothing(
+    ahead: str | None, timestamp: datetime | None, *, fails: bool
+) -> None:
+    columns: dict[str, Any] = {name: [None] * 3 for name in SCHEMA.names}
+    columns |= {"topic": ["t"] * 3, "partition": [0] * 3, "offset": [0, 1, 2]}
+    columns |= {"timestamp": [timestamp or datetime(1970, 1, 1, tzinfo=UTC)] * 3}
+    batch = Batch.of(pa.RecordBatch.from_pydict(columns, schema=SCHEMA))
+    times = [BEGIN, BEGIN + timedelta(days=2), BEGIN]
+    table = pa.table({"ts": times, "o": [0, 1, 2]})
+    rows = Rows(table, (Range("t", 0, 0, 2),), np.arange(3), (batch,))
+    taken = window(ahead=ahead).state(P0).take(rows)
+    assert taken.invalid.tolist() == [False, fails, False]
+    assert taken.late.tolist() == [False, False, not fails]
 
 
 def test_the_late_rows_have_to_be_decided() -> None:
@@ -230,7 +249,7 @@ async def test_late_records_are_letters_and_mixed_ones_are_counted(clock: Virtua
         assert windows_of(journal) == [(0, [0]), (20, [1, 3])]
         assert {row["offset"]: row["reason"] for row in letters.rows()} == {
             2: "late: the windows of its ts have closed",
-            4: "ts is null, or before 1970",
+            4: "ts is null, before 1970, or more than 86400 s later than the record's timestamp",
         }
         late = {"stage": "reduce-1", "outcome": "dropped"}
         assert worker.metrics.registry.get_sample_value("kmr_late_rows_total", late) == 1
