@@ -161,7 +161,7 @@ class ColumnsTable(LookupTable):
     def to_arrow(self) -> pa.Table:
         gone = np.zeros(len(self._base), np.bool_)
         gone[[self._index[key] for key in self._changed if key in self._index]] = True
-        kept = self._base.filter(pa.array(~gone))
+        kept = self._base.filter(pa.array(~gone)) if gone.any() else self._base
         new = sorted(row for row in self._changed.values() if row != _DELETED)
         return pa.Table.from_batches([kept, self._overlay.take(pa.array(new, pa.int64()))])
 
@@ -214,9 +214,11 @@ class ColumnsStore(Store):
         every = ColumnsTable(
             self.name, self.lookup, self._base, self._index, self._joined(), self._changed, 0
         ).to_arrow()
+        # What is as large goes first: the next index needs its memory.
+        self._base, self._new, self._index, self._changed = self._empty, [], {}, {}
         (self._base,) = every.combine_chunks().to_batches() or [self._empty]
+        del every
         self._index = {key: row for row, key in enumerate(keys_of(self._base, self.lookup.keys))}
-        self._new, self._changed = [], {}
 
     def _decode(self, values: pa.BinaryArray) -> Iterator[tuple[Any, Any] | Rejected | None]:
         decoded, failures = self.lookup.value.decode(values)
