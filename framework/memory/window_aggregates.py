@@ -15,11 +15,14 @@ import pyarrow.compute as pc
 
 from ..column_types import MixedTypes, join_tables
 from ..reducers.aggregate import ALL, group
+from .window_functions import WindowFunction, buckets_of, quantile_of, quantiles
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    Function = str | WindowFunction
 
 START: Final = "window_start"
 """The column of the windows' first microsecond, int64."""
@@ -34,7 +37,7 @@ _FOLD_ROWS: Final = 65_536
 """New rows that wait at least before they are folded: a fold costs as much as the rows folded before."""
 
 _MERGES: Final = {"sum": "sum", "min": "min", "max": "max", "first": "first", "last": "last"}
-_TALL: Final = ("list", "count_distinct")
+_BUCKET, _COUNT, _PLACES = "kmr bucket", "kmr count", "kmr places"
 
 
 class Aggregates:
@@ -48,26 +51,29 @@ class Aggregates:
         nbytes: the size of everything that is kept.
     """
 
-    def __init__(self, by: Sequence[str], columns: Mapping[str, tuple[str, str]]) -> None:
-        self._by = list(by)
+    def __init__(self, by: Sequence[str], columns: Mapping[str, tuple[str, Function]]) -> None:
+        self._keys = [START, *by]
         self._columns = dict(columns)
         # Values that become one number or value: a column for each part of an aggregate.
-        self._merged = _Folded([START, *by], {**self._merges(), _ROW: "min"})
+        self._merged = _Folded(self._keys, {**self._merges(), _ROW: "min"})
         self._rows = 0  # that were added
-        # Values that are kept: a table for each aggregate, of the distinct ones or of all.
-        self._tall = {
-            name: _Folded(
-                [START, *by, *([name] if function == "count_distinct" else [])],
-                {_ROW: "min"} if function == "count_distinct" else None,
-            )
-            for name, (_, function) in columns.items()
-            if function in _TALL
-        }
+        # Values that are kept: a table for each aggregate, of the distinct ones, of buckets or of all.
+        self._tall: dict[str, _Folded] = {}
+        for name, (source, function) in columns.items():
+            if isinstance(function, WindowFunction):
+                self._tall[name] = _States(self._keys, name, function)
+            elif function == "list":
+                self._tall[name] = _Folded(self._keys, None)
+            elif function == "count_distinct":
+                self._tall[name] = _Folded([*self._keys, name], {_ROW: "min"})
+            elif quantile_of(function) is not None:
+                folds = {_COUNT: "sum", _ROW: "min"}
+                self._tall[_quantiles(source)] = _Folded([*self._keys, _BUCKET], folds)
 
     def _merges(self) -> dict[str, str]:
         merges = {}
         for name, (_, function) in self._columns.items():
-            if function in _MERGES:
+            if isinstance(function, str) and function in _MERGES:
                 merges[name] = _MERGES[function]
             elif function in ("count", "mean"):
                 merges[f"{name} count"] = "sum"
@@ -84,13 +90,20 @@ class Aggregates:
         Raises:
             StrategyError: a function does not support the type of its column.
         """
-        keys = {START: pa.array(starts), **{name: rows.column(name) for name in self._by}}
+        keys: dict[str, Any] = {START: pa.array(starts)}
+        keys |= {name: rows.column(name) for name in self._keys[1:]}
         keys[_ROW] = pa.array(np.arange(self._rows, self._rows + len(starts)))
         self._rows += len(starts)
         parts = dict(keys)
+        sketched = {s for s, f in self._columns.values() if quantile_of(f) is not None}
+        for source in sketched:
+            buckets = buckets_of(rows.column(source), source)
+            ones = buckets.is_valid().cast(pa.int64())
+            self._tall[_quantiles(source)].add(pa.table({**keys, _BUCKET: buckets, _COUNT: ones}))
         for name, (source, function) in self._columns.items():
-            if function in _TALL:
+            if name in self._tall:
                 self._tall[name].add(pa.table({**keys, name: rows.column(source)}))
+            if name in self._tall or quantile_of(function) is not None:
                 continue
             values = None if source == ALL else rows.column(source)
             if function in ("count", "mean"):
@@ -112,7 +125,7 @@ class Aggregates:
         """Keep what `saved` returned."""
         for name, folded in self._all.items():
             if tables[name].num_rows:
-                folded.add(tables[name])
+                folded.restore(tables[name])
                 self._rows = max(self._rows, 1 + pc.max(tables[name].column(_ROW)).as_py())
 
     @property
@@ -140,10 +153,18 @@ class Aggregates:
 
     def _finished(self, kept: Mapping[str, pa.Table]) -> pa.Table:
         merged = _in_order(kept[""], _ROW)
-        out = {name: merged.column(name) for name in (START, *self._by)}
-        for name, (_, function) in self._columns.items():
-            if function in _TALL:
-                values = group(kept[name], [START, *self._by], [(name, function), (_ROW, "min")])
+        out: dict[str, Any] = {name: merged.column(name) for name in self._keys}
+        for name, (source, function) in self._columns.items():
+            if isinstance(function, WindowFunction):
+                out[name] = function.finished(_in_order(kept[name], _ROW).column(name))
+            elif (share := quantile_of(function)) is not None:
+                lists: list[Any] = [(_BUCKET, "list"), (_COUNT, "list"), (_ROW, "min")]
+                values = _in_order(
+                    group(kept[_quantiles(source)], self._keys, lists), f"{_ROW}_min"
+                )
+                out[name] = quantiles(values, f"{_BUCKET}_list", f"{_COUNT}_list", share)
+            elif name in self._tall:
+                values = group(kept[name], self._keys, [(name, function), (_ROW, "min")])
                 out[name] = _in_order(values, f"{_ROW}_min").column(f"{name}_{function}")
             elif function == "count":
                 out[name] = merged.column(f"{name} count")
@@ -159,6 +180,10 @@ def _in_order(groups: pa.Table, row: str) -> pa.Table:
     """Return groups by window, then in the order of their first rows."""
     start, first = (groups.column(name).to_numpy() for name in (START, row))
     return groups.take(pa.array(np.lexsort((first, start)), pa.int64()))
+
+
+def _quantiles(source: str) -> str:
+    return f"quantiles of {source}"
 
 
 def _ones(rows: int) -> pa.ChunkedArray[Any]:
@@ -204,6 +229,10 @@ class _Folded:
         if self._new >= max(_FOLD_ROWS, self._folded):
             self._fold()
 
+    def restore(self, rows: pa.Table) -> None:
+        """Keep what `saved` returned."""
+        self.add(rows)
+
     def saved(self) -> pa.Table:
         """Return the rows that are kept."""
         return self._fold()
@@ -212,12 +241,17 @@ class _Folded:
         if not self._parts:
             return pa.table({START: pa.array([], pa.int64())})
         table = joined_rows(self._parts)
-        if self._functions is not None and self._new:
-            names = [*self._keys, *self._functions]
-            table = group(table, self._keys, list(self._functions.items())).rename_columns(names)
+        if self._new:
+            table = self._merge(table)
         table = table.combine_chunks()
         self._parts, self._folded, self._new = [table], table.num_rows, 0
         return table
+
+    def _merge(self, table: pa.Table) -> pa.Table:
+        if self._functions is None:
+            return table
+        names = [*self._keys, *self._functions]
+        return group(table, self._keys, list(self._functions.items())).rename_columns(names)
 
     def starts(self) -> NDArray[np.int64]:
         column: NDArray[np.int64] = self._fold().column(START).to_numpy()
@@ -235,3 +269,50 @@ class _Folded:
         kept = table.filter(pa.array(~closes))
         self._parts, self._folded = [kept], kept.num_rows
         return table.filter(pa.array(closes))
+
+
+class _States(_Folded):
+    """The states of a function of one's own: values become states when they are folded.
+
+    Args:
+        name: the column of values, and of states.
+    """
+
+    def __init__(self, keys: Sequence[str], name: str, function: WindowFunction) -> None:
+        super().__init__(keys, None)
+        self._name, self._function = name, function
+        self._states = _Folded(keys, None)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._states.nbytes
+
+    def restore(self, rows: pa.Table) -> None:
+        self._states.add(rows)
+
+    def _fold(self) -> pa.Table:
+        if self._parts:
+            values = joined_rows(self._parts)
+            self._parts, self._new = [], 0
+            self._states.add(self._by_group(values, self._function.states))
+        states = self._states.saved()
+        if _ROW in states.column_names:
+            states = self._by_group(states, self._function.merged)
+            self._states = _Folded(self._keys, None)
+            self._states.add(states)
+        self._folded = states.num_rows
+        return states
+
+    def _by_group(self, table: pa.Table, compute: Callable[..., pa.Array[Any]]) -> pa.Table:
+        places = table.append_column(_PLACES, pa.array(np.arange(table.num_rows)))
+        groups = group(places, self._keys, [(_ROW, "min"), (_PLACES, "list")])
+        made = compute(groups, table.column(self._name), f"{_PLACES}_list")
+        rows = {name: groups.column(name) for name in self._keys}
+        return pa.table({**rows, _ROW: groups.column(f"{_ROW}_min"), self._name: made})
+
+    def take(self, before: int) -> pa.Table:
+        states = self._fold()
+        closes = states.column(START).to_numpy() < before
+        self._states = _Folded(self._keys, None)
+        self._states.add(states.filter(pa.array(~closes)))
+        return states.filter(pa.array(closes))

@@ -28,6 +28,7 @@ from kmr.spark.engine.task import run_task
 from kmr.spark.engine.task_memory import memory_files
 from kmr.testing import batch_of
 from tests.examples import examples
+from tests.framework.memory.test_window_functions import Spread
 from tests.framework.memory.test_window_properties import (
     BEGIN,
     KINDS,
@@ -129,7 +130,11 @@ def test_any_cut_into_micro_batches_gives_each_row_of_a_window_once_and_complete
 
 AGGREGATES = {
     "n": ("*", "count"),
-    **{f: ("o", f) for f in ("sum", "min", "max", "mean", "count_distinct", "first", "last")},
+    "spread": ("o", Spread()),
+    **{
+        f: ("o", f)
+        for f in ("p50", "p99", "sum", "min", "max", "mean", "count_distinct", "first", "last")
+    },
 }
 
 
