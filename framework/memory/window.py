@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -75,7 +75,7 @@ class Window(Collecting):
         by: the columns that make a group; empty: one row for each window.
         columns: for each new column its source and the function, as for `Aggregate`: sum, count, min, max,
             mean (a float64), count_distinct, first, last or list; `p95`, or any other quantile from `p0` to
-            `p99.99`, which is wrong by at most 1 % of itself (a float64); or a `Window.Function` of one's own.
+            `p99.99`, which is wrong by at most 1 % of itself (a float64); or a `Window.Function`.
         every: a window begins every so often, and windows overlap (hopping windows); `length` is a multiple
             of it. None: every `length` (tumbling windows).
         session: in place of a length: the rows of a group are in one window while less than this time is
@@ -100,7 +100,7 @@ class Window(Collecting):
         StrategyError: an argument is not allowed.
     """
 
-    Function = WindowFunction
+    Function: TypeAlias = WindowFunction
 
     def __init__(
         self,
