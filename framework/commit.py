@@ -142,8 +142,14 @@ class Committer:
     async def _send(self, offsets: dict[TopicPartition, CommitOffset]) -> None:
         await self._consumer.commit(offsets)
 
-    async def _commit(self, ranges: Sequence[Range] = ()) -> bool:
+    async def _commit(
+        self,
+        ranges: Sequence[Range] = (),
+        announcing: tuple[TopicPartition, CommitOffset] | None = None,
+    ) -> bool:
         async with self._lock:
+            if announcing is not None and self._is_acknowledged(*announcing):
+                return True  # by the commit of another lane
             if self._held or not self._ledgers.is_current(ranges):
                 return False
             moved = self._moved(ranges)
@@ -223,7 +229,7 @@ class Committer:
         entry = self._entry(partition)
         announced, entry.is_found = entry.announce(announcement), entry.is_found or again
         await checkpoint()  # lanes that were given their turn together announce in one commit
-        await self.commit()
+        await self._commit(announcing=(partition, announced))
         return self._is_acknowledged(partition, announced)
 
     def close_windows(self, partition: TopicPartition, closed: Closed) -> None:

@@ -11,11 +11,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from .delivery.announcement import Announcement, token_of
+from msgspec import structs
+
+from .delivery.announcement import Announcement, JoinedAnnouncement, token_of
 from .errors import CommitRefused, ConsumerError, UnexpectedDuplicate
 from .reducers.flushing import FlushOutcome
 from .reducers.reducer import Retry
-from .reducers.sink import NEW, Write, capabilities_of
+from .reducers.sink import NEW, Sink, Write, capabilities_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -100,6 +102,7 @@ class AfterErrors(Guarantee):
         ranges = buffer.ranges()
         if is_turn(ranges):
             return
+        buffer.leave_turn()
         self.awaiting_errors(True)  # noqa: FBT003  a callback
         try:
             await self.ledgers.wait_until(lambda: is_turn(ranges))
@@ -145,6 +148,8 @@ class ExactlyOnce(AfterErrors):
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
         await self._wait(buffer, self._is_next)
+        if buffer.turn is not None and not await buffer.turn.gather(buffer):
+            buffer.leave_turn()
         async with self._begun(buffer) as has_rows:
             if not has_rows:
                 return None
@@ -154,13 +159,29 @@ class ExactlyOnce(AfterErrors):
             again = self._announced is not None and self._announced[0] == announcement
             if not await self.committer.announce(self.partition, announcement, again=again):
                 raise _refused(f"cannot announce {ranges[0]}: the commit was refused")
+            repeated = self._is_repeated(announcement)
+            is_joined = isinstance(announcement, JoinedAnnouncement) and not repeated
+            joined = buffer.turn if is_joined else None
             try:
-                outcome = await write(Write(announcement, self._is_repeated(announcement)))
+                outcome = await write(Write(announcement, repeated, joined=joined))
             except UnexpectedDuplicate:
                 await self._withdraw()
                 raise
+            if joined is not None and not await self._was_ours(announcement):
+                raise _refused(
+                    f"{ranges[0]} may have another owner, who has written its part alone"
+                )
             self._settle(buffer, outcome)
             return outcome
+
+    async def _was_ours(self, announcement: Announcement) -> bool:
+        """Commit the announcement again; return whether all partitions were ours while it was written.
+
+        Another owner of one of them may have taken the token that they share, for that one alone. Then the
+        sink has dropped the rows of the others, and they are written again as repeated ones.
+        """
+        ours = await self.committer.announce(self.partition, announcement, again=True)
+        return ours and self._announced == (announcement, self.committer.rejoins)
 
     def _settle(self, buffer: Buffer, outcome: FlushOutcome) -> None:
         """Settle what is written."""
@@ -180,7 +201,7 @@ class ExactlyOnce(AfterErrors):
         generations = self.committer.generations
         ledger = self.ledgers.get(self.partition)
         block_rows = capabilities_of(buffer.reducer).block_rows
-        return Announcement(
+        alone = Announcement(
             first=ranges[0].first,
             last=ranges[-1].last,
             token=token_of(self.group, ranges, generations),
@@ -191,6 +212,15 @@ class ExactlyOnce(AfterErrors):
             back=None if ledger is None else ledger.look_back(ranges[0].first),
             history=self.committer.history(self.partition),
         )
+        sink = buffer.reducer
+        # Rows of an earlier generation have the same offsets: only a token tells these from them.
+        if (
+            buffer.turn is None
+            or alone.generation
+            or not (isinstance(sink, Sink) and sink.may_join())
+        ):
+            return alone
+        return JoinedAnnouncement(**structs.asdict(alone), joined=buffer.turn.token)
 
     def _is_repeated(self, announcement: Announcement) -> bool:
         """Return whether another process may have written the range.

@@ -219,9 +219,11 @@ class Lanes:
             raise StrategyError(
                 f"delivery='exactly-once': {name} cannot provide it as it is configured"
             )
-        per_second = capabilities_of(self._opened[-1]).flushes_per_second
-        if per_second is not None:
-            self._turns = Turns(per_second, self._late)
+        last = capabilities_of(self._opened[-1])
+        if last.flushes_per_second is not None:
+            joins = self.replays and self._strategy.window is None
+            joined_rows = last.joins_rows if joins else 0
+            self._turns = Turns(last.flushes_per_second, self._late, joins=joined_rows)
 
     @property
     def delivery(self) -> Delivery:

@@ -102,7 +102,7 @@ class ReduceStage:
 
     async def close(self) -> None:
         """Disconnect the reducer, also after a failure."""
-        self.trigger.leave()
+        self.trigger.leave(self._collecting)
         for stream in (self._inbox, self._free_send, self._free, self._full, self._frozen):
             stream.close()
         self._close_outputs()
@@ -196,17 +196,19 @@ class ReduceStage:
                         await self._out.send(ReplayEnd())
                 self._flushing_since = self._trouble = None
                 buffer.clear()
+                buffer.leave_turn()
                 self._ledgers.hold(buffer, 0)
                 self._free_send.send_nowait(buffer)
         finally:
             for buffer in self._buffers:
                 self._ledgers.hold(buffer, 0)
+                buffer.leave_turn()
             self._close_outputs()
 
     async def _flush(self, buffer: Buffer, reason: FlushReason) -> None:
         """Flush until it is done, then send on the reducer's output and the failed records."""
         async with self._metrics.tracing.flushing(self.name, reason, buffer.held) as span:
-            on_retry = partial(self._on_retry, span)
+            on_retry = partial(self._on_retry, buffer, span)
             again = True
             while again:
                 outcome = await retry_flush(partial(self._attempt, buffer), self.name, on_retry)
@@ -258,8 +260,10 @@ class ReduceStage:
             raise SinkError(f"{self.name}: the error sink refused rows: {reason}")
         return outcome if self._out is not None else outcome._replace(forward=None)
 
-    def _on_retry(self, span: FlushSpan | None, retry: Retry) -> None:
+    def _on_retry(self, buffer: Buffer, span: FlushSpan | None, retry: Retry) -> None:
         self._trouble = retry.reason
+        if buffer.turn is not None:
+            buffer.turn.leave(buffer)
         self._metrics.count_retry(self.name, retry.reason)
         if span is not None:
             span.retried(retry.reason)

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 TABLE = "wide"
 DDL = (
-    f"CREATE TABLE {TABLE} (id Int64, size Int64, `partition` UInt32, `offset` UInt64, "
+    f"CREATE TABLE {TABLE} (id Int64, size Int64, topic LowCardinality(String), `partition` UInt32, "
+    "`offset` UInt64, "
     "timestamp DateTime64(3, 'UTC'), seen DateTime64(3, 'UTC') DEFAULT now64(3)) "
-    "ENGINE = MergeTree ORDER BY (partition, offset) "
+    "ENGINE = MergeTree ORDER BY (topic, partition, offset) "
     "SETTINGS non_replicated_deduplication_window = 10000"
 )
 

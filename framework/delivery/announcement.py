@@ -93,6 +93,17 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
         return msgspec.json.encode(self).decode()
 
 
+class JoinedAnnouncement(Announcement, frozen=True, omit_defaults=True, tag_field="kmr", tag=5):
+    """A range that is about to be written with ranges of other partitions, at once and under one token.
+
+    Attributes:
+        joined: that token. No other write has it. Who writes the range alone does so under this token first,
+            and under the range's own only if the sink does not have it then (docs/delivery.md).
+    """
+
+    joined: str = ""
+
+
 class WindowAnnouncement(Announcement, frozen=True, omit_defaults=True, tag_field="kmr", tag=4):
     """Rows of windows that are about to be written: those that these offsets close.
 
@@ -158,7 +169,7 @@ NO_HISTORY: Final = Generation(0, history=BackfillRange(0, 0))
 """Of a partition that is younger than the plan of `kmr backfill`: nothing of it is read."""
 
 
-_METADATA: Final = Announcement | WindowAnnouncement | Generation
+_METADATA: Final = Announcement | JoinedAnnouncement | WindowAnnouncement | Generation
 
 
 def read_announcement(
@@ -222,7 +233,7 @@ def next_generation(before: Iterable[int] = ()) -> int:
 
 def _read(
     partition: TopicPartition, committed: CommitOffset | None
-) -> Announcement | WindowAnnouncement | Generation | None:
+) -> Announcement | Generation | None:
     if committed is None or not committed.metadata.startswith(_MARK):
         return None
     try:

@@ -92,7 +92,8 @@ class ClusterCheck:
     def _turns(self) -> list[Finding]:
         """Compare `max_age` with the time in which each partition has had its turn to be written."""
         sink, strategy = self._strategy.reducers[-1], self._strategy
-        rate = capabilities_of(sink).flushes_per_second
+        can = capabilities_of(sink)
+        rate = None if can.joins_rows else can.flushes_per_second
         if rate is None or sink.max_age is None or strategy.requested_delivery == "at-least-once":
             return []
         partitions = sum(self.readable.values())

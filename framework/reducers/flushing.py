@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from ..record import Batch, Range, ReplayEnd
     from .reducer import Reducer
     from .sink import Write
-    from .turns import Turns
+    from .turns import JoinedTurn, Turns
 
 FlushReason = Literal["count", "bytes", "age", "awaited", "replay", "revoke", "shutdown", "trigger"]
 T = TypeVar("T")
@@ -74,6 +74,7 @@ class Buffer:
     Attributes:
         since: when the oldest row was added, on the event loop's clock; None without rows.
         set_aside: rows that were taken from the reducer because their types do not fit the others'.
+        turn: the turn that the flush has together with those of other lanes; None: it has its own.
     """
 
     def __init__(self, reducer: Reducer) -> None:
@@ -83,6 +84,7 @@ class Buffer:
         self.rows = 0
         self.bytes = 0
         self.since: float | None = None
+        self.turn: JoinedTurn | None = None
         reducer.reset()
 
     def add(self, rows: Rows) -> tuple[Rows | None, FlushReason | None]:
@@ -190,6 +192,12 @@ class Buffer:
         self.held, self.rows, self.bytes, self.since = [], 0, 0, None
         self.set_aside = []
 
+    def leave_turn(self) -> None:
+        """Write the rows alone. Not after they were announced with the turn's token."""
+        if self.turn is not None:
+            self.turn.leave(self)
+            self.turn = None
+
     def sources(self) -> tuple[Batch, ...]:
         """Return the batches that the rows came from, each once."""
         return tuple({id(batch): batch for rows in self.held for batch in rows.sources}.values())
@@ -289,10 +297,10 @@ class FlushTrigger:
         """Look at the buffer again: its first rows were added, or it is its turn."""
         self._waiting.cancel()
 
-    def leave(self) -> None:
+    def leave(self, buffer: Buffer) -> None:
         """Wait for no turn: the rows are flushed, or dropped."""
         if self._turns is not None:
-            self._turns.leave(self)
+            self._turns.leave(self, buffer)
 
     def _is_old(self, buffer: Buffer) -> bool:
         return anyio.current_time() >= buffer.deadline
@@ -347,7 +355,7 @@ class FlushTrigger:
         Returns:
             The reason for which it is flushed in the end.
         """
-        self.leave()
+        self.leave(buffer)
         if reason not in ("count", "bytes") or buffer.reducer.when_full != "backpressure":
             return reason
         while not self._draining and anyio.current_time() < buffer.deadline:
@@ -362,7 +370,7 @@ class FlushTrigger:
 
         A part of a replayed range is dropped: the next owner of the partition writes it as a whole.
         """
-        self.leave()
+        self.leave(buffer)
         keep = buffer.reducer.on_shutdown == "flush" and not self.replaying
         return bool(buffer.held) and keep
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..kafka.transactions import Transactions
     from ..record import Rows
     from .reducer import Context
+    from .turns import JoinedTurn
 
 Delivery = Literal["at-most-once", "at-least-once", "exactly-once"]
 
@@ -43,6 +44,8 @@ class Capabilities:
         block_rows: the most rows that the sink writes atomically; larger flushes announce this size.
         flushes_per_second: the most flushes by age in a second, of all partitions of a worker where each has
             its own; then `max_age` is a wish. None: as many as there are.
+        joins_rows: flushes by age of up to so many rows are written together with those of other partitions,
+            so that they take one turn. 0: each is written alone.
         needs_session: the sink writes with a `SparkSession`: the Spark engine runs it in the driver.
         on_spark: the guarantee when a task or a micro-batch is repeated, for `kmr validate`.
         errors_on_spark: the same where the sink is `reduce_err`.
@@ -57,6 +60,7 @@ class Capabilities:
     commits_offsets: bool = False
     block_rows: int = 2**31
     flushes_per_second: float | None = None
+    joins_rows: int = 0
     needs_session: bool = False
     forwards: bool = False
     in_order: bool = False
@@ -75,11 +79,14 @@ class Write:
             that it has.
         repeated: another process, or an earlier attempt of a task, may have written the rows.
         transaction: the transactions to write in, of a sink that commits offsets; None elsewhere.
+        joined: where the flushes of other partitions are met that are written at once with this one, under
+            one token; None: it is written alone.
     """
 
     announcement: Announcement | None = None
     repeated: bool = False
     transaction: Transactions | None = None
+    joined: JoinedTurn | None = None
 
 
 NEW: Final = Write()
@@ -138,6 +145,14 @@ class Sink(Reducer):
             RowsRefused: the sink refuses some of the rows for good; the others are delivered.
             UnexpectedDuplicate: the sink has rows that were never announced.
         """
+
+    def may_join(self) -> bool:
+        """Return whether the added rows may be written with those of other partitions under one token.
+
+        Asked where `capabilities` have `joins_rows`. Whether a range was written under that token must then
+        show in the sink.
+        """
+        return False
 
     def transactions(self, context: Context) -> Transactions:
         """Return new transactions for all copies of the sink; called where it `commits_offsets`."""

@@ -2,23 +2,33 @@
 
 A sink such as ClickHouse likes few, large INSERTs. Where each partition has its own, `max_age` of many
 partitions makes many small ones. So a lane that flushes for the age of its rows waits for its turn, and goes
-on collecting meanwhile: the longer it waits, the larger its flush becomes.
+on collecting meanwhile: the longer it waits, the larger its flush becomes. Where the sink can, small flushes
+of all lanes that wait have one turn together, and are one INSERT.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import anyio
 import structlog
 
+from ..service.identity import new_id
+from .reducer import Retry
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from .flushing import Buffer
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 _LATE: Final = 1.0  # seconds beyond `max_age` from which on that is told
+_PATIENCE: Final = 1.0  # seconds for which lanes that share a turn wait for each other
+_MOST_ROWS: Final = 500_000  # of a joined turn; a sink writes more than a million in several blocks
+_MOST_BYTES: Final = 64 * 1024 * 1024
 
 _log = structlog.get_logger(__name__)
 
@@ -30,6 +40,95 @@ class WaitingLane(Protocol):
         """Look at the buffer again: it is its turn."""
 
 
+class JoinedTurn:
+    """A turn of several lanes, whose flushes are announced in one commit and written at once.
+
+    They meet twice: before they announce, and in the sink, where one of them writes for all. Nothing depends
+    on who comes: one that misses the first meeting has no part in the turn, and one that misses the second
+    writes its rows alone, under the token of the turn first.
+
+    Args:
+        buffers: of the lanes that have the turn.
+
+    Attributes:
+        token: of the write that they share; no other write has it.
+    """
+
+    def __init__(self, buffers: Iterable[Buffer]) -> None:
+        self.token = new_id()
+        self._expected = set(buffers)
+        self._present: set[Buffer] = set()
+        self._gathered = anyio.Event()
+        self._items: list[Any] = []
+        self._results: Sequence[Any] = ()
+        self._error: Exception | None = None
+        self._complete = anyio.Event()
+        self._written = anyio.Event()
+
+    def leave(self, buffer: Buffer) -> None:
+        """Wait no longer for a lane: it has written its rows, or cannot now."""
+        self._expected.discard(buffer)
+        self._look()
+
+    def _look(self) -> None:
+        if not self._gathered.is_set():
+            if self._expected <= self._present:
+                self._gathered.set()
+        elif len(self._items) >= len(self._expected):
+            self._complete.set()
+
+    async def gather(self, buffer: Buffer) -> bool:
+        """Wait for the other lanes; return whether they have waited for this one."""
+        if not self._gathered.is_set():
+            self._present.add(buffer)
+            self._look()
+            with anyio.move_on_after(_PATIENCE):
+                await self._gathered.wait()
+            if not self._gathered.is_set():
+                self._expected &= self._present
+                self._gathered.set()
+        return buffer in self._present
+
+    async def write(
+        self, item: T, write: Callable[[Sequence[T]], Awaitable[Sequence[R]]]
+    ) -> R | None:
+        """Wait for the other lanes, and let the first one write the items of all.
+
+        Returns:
+            What `write` returned for the item; None if the others have not waited for it.
+
+        Raises:
+            Retry: the lane that wrote was stopped.
+            Exception: what `write` raises.
+        """
+        if self._complete.is_set():
+            return None
+        number = len(self._items)
+        self._items.append(item)
+        self._look()
+        if number:
+            await self._written.wait()
+            if self._error is not None:
+                raise self._error
+        else:
+            with anyio.move_on_after(_PATIENCE):
+                await self._complete.wait()
+            self._complete.set()
+            self._error = Retry(
+                "the lane that writes for others was stopped", after=0.0, may_double=False
+            )
+            try:
+                self._results = await write(self._items)
+                self._error = None
+            except Exception as error:
+                self._error = error
+                raise
+            finally:
+                self._written.set()
+        result: R = self._results[number]
+        return result
+
+
 class Turns:
     """Gives turns to lanes whose rows are old enough, the oldest and largest first.
 
@@ -39,11 +138,17 @@ class Turns:
     Args:
         per_second: turns, on average.
         on_late: called with the seconds beyond `max_age` that the oldest rows have waited for their turn.
+        joins: lanes with up to so many rows have one turn together; 0: each has its own.
     """
 
     def __init__(
-        self, per_second: float, on_late: Callable[[float], None] = lambda _: None
+        self,
+        per_second: float,
+        on_late: Callable[[float], None] = lambda _: None,
+        *,
+        joins: int = 0,
     ) -> None:
+        self._joins = joins
         self._per_second = per_second
         self._on_late = on_late
         self._at_once = max(1.0, per_second)
@@ -67,11 +172,15 @@ class Turns:
         self._set_timer()
         return False
 
-    def leave(self, lane: WaitingLane) -> None:
+    def leave(self, lane: WaitingLane, buffer: Buffer) -> None:
         """Wait no longer: the rows are flushed for another reason, or dropped."""
         self._waiting.pop(lane, None)
-        if lane in self._given:
-            self._given.discard(lane)
+        if lane not in self._given:
+            return
+        self._given.discard(lane)
+        if buffer.turn is not None:
+            buffer.leave_turn()
+        else:
             self._left += 1
             if self._timer is not None:
                 self._timer.cancel()
@@ -96,7 +205,8 @@ class Turns:
 
     def _set_timer(self) -> None:
         if self._timer is None:
-            lacking = min(self._at_once, float(len(self._waiting))) - self._left
+            wanted = 1.0 if self._joins else min(self._at_once, float(len(self._waiting)))
+            lacking = wanted - self._left
             seconds = max(0.0, lacking / self._per_second)
             self._timer = asyncio.get_running_loop().call_later(seconds, self._give)
 
@@ -116,16 +226,37 @@ class Turns:
             )
         self._is_late = late > _LATE
         # A little less than one: the timer may be early by a rounding.
-        turns = min(int(self._left + 1e-3), len(self._waiting))
-        for lane in sorted(self._waiting, key=self._urgency, reverse=True)[:turns]:
-            del self._waiting[lane]
+        lanes = sorted(self._waiting, key=self._urgency, reverse=True)
+        while lanes and self._left + 1e-3 >= 1:
             self._left -= 1
-            self._given.add(lane)
-            lane.look()
+            together = self._together(lanes)
+            taken = [self._waiting.pop(lane) for lane in together]
+            turn = JoinedTurn(taken) if len(taken) > 1 else None
+            for lane, buffer in zip(together, taken, strict=True):
+                buffer.turn = turn
+                self._given.add(lane)
+                lanes.remove(lane)
+                lane.look()
         if self._waiting:
             self._set_timer()
         else:
             self._on_late(0.0)
+
+    def _together(self, lanes: Sequence[WaitingLane]) -> Sequence[WaitingLane]:
+        """Return the lanes that have the next turn: the first, and the others with few rows if it has few."""
+        rows = nbytes = 0
+        together: list[WaitingLane] = []
+        for lane in lanes:
+            buffer = self._waiting[lane]
+            if buffer.rows > self._joins:
+                if not together:
+                    return [lane]
+                continue
+            rows, nbytes = rows + buffer.rows, nbytes + buffer.bytes
+            if together and (rows > _MOST_ROWS or nbytes > _MOST_BYTES):
+                break
+            together.append(lane)
+        return together
 
     def _urgency(self, lane: WaitingLane) -> float:
         """Return the age and the number of the rows, each in units of its limit."""

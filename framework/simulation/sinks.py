@@ -24,6 +24,7 @@ from ..reducers.sink import NEW, Sink, Write
 from ..reducers.wrapping import Wrapping
 from ..sinks.clickhouse.ddl import column_type
 from ..sinks.clickhouse.writer import ClickHouseWriter
+from ..sinks.planning import together
 from ..sinks.ranges import RangeWriter
 from .clickhouse import ModelConnection, ModelTable
 from .transactions import ModelTransactionalWriter
@@ -246,6 +247,10 @@ class _ModelClickHouse(ClickHouseWriter):
     async def write(self, rows: RangeRows) -> Any:
         with _marked(rows):
             return await super().write(rows)
+
+    async def write_together(self, ranges: Sequence[RangeRows]) -> Any:
+        with _marked(together(ranges)):
+            return await super().write_together(ranges)
 
 
 class _ModelRanges(RangeWriter):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..delivery.announcement import WindowAnnouncement, token_of
+from ..delivery.announcement import JoinedAnnouncement, WindowAnnouncement, token_of
 from ..delivery.ranges import merge_ranges, ranges_of
 from ..record import Rows, TopicPartition
 from ..reducers.collect import one_table
@@ -39,17 +39,17 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Rows `[start, stop)` of the range with the token `of`, sent together; `whole`: all of its rows."""
+    """Rows `[start, stop)` of the range with the token `of`, sent together; `whole`: the token of all."""
 
     of: str
     start: int
     stop: int
-    whole: bool = False
+    whole: str = ""
 
     @property
     def token(self) -> str:
         """The deduplication token."""
-        return self.of if self.whole else f"{self.of}/{self.start}-{self.stop}"
+        return self.whole or f"{self.of}/{self.start}-{self.stop}"
 
     def halves(self) -> tuple[Section, Section]:
         """Bisect a refused section of two rows or more."""
@@ -120,6 +120,8 @@ class RangeRows:
         block_rows: the most rows that are written at once.
         write: as the engine passed it to `flush`.
         joined: the tokens of the ranges that were joined to this one.
+        shared: the token under which the rows are written first, because others may have been written with
+            them under it; empty: `token`.
     """
 
     token: str
@@ -129,6 +131,7 @@ class RangeRows:
     block_rows: int = MAX_BLOCK_ROWS
     write: Write = NEW
     joined: tuple[str, ...] = ()
+    shared: str = ""
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -162,7 +165,7 @@ class RangeRows:
         rows = len(self)
         size = self.block_rows
         if rows <= size:
-            return [Section(self.token, 0, rows, whole=True)]
+            return [Section(self.token, 0, rows, whole=self.shared or self.token)]
         return [
             Section(self.token, start, min(start + size, rows)) for start in range(0, rows, size)
         ]
@@ -274,16 +277,21 @@ def join_ranges(planned: Sequence[RangeRows], written: Container[str] = ()) -> l
     return joined
 
 
-def _joined(ranges: Sequence[RangeRows]) -> RangeRows:
-    first, tokens = ranges[0], tuple(rows.token for rows in ranges)
-    group = first.span.group if first.span is not None else ""
+def together(ranges: Sequence[RangeRows]) -> RangeRows:
+    """Return ranges that were announced with one token as one write under it."""
     return replace(
-        first,
-        token=f"{group[:64]}:{sha256(' '.join(tokens).encode()).hexdigest()}",
+        ranges[0],
         parts=tuple(part for rows in ranges for part in rows.parts),
         span=None,
-        joined=tokens,
+        joined=tuple(rows.token for rows in ranges),
     )
+
+
+def _joined(ranges: Sequence[RangeRows]) -> RangeRows:
+    first, tokens = ranges[0], [rows.token for rows in ranges]
+    group = first.span.group if first.span is not None else ""
+    token = f"{group[:64]}:{sha256(' '.join(tokens).encode()).hexdigest()}"
+    return replace(together(ranges), token=token)
 
 
 def _announced(
@@ -302,7 +310,12 @@ def _announced(
         if isinstance(announcement, WindowAnnouncement):
             span, _ = _of_windows(span, announcement.closed_from, announcement.closed_to)
     block_rows = announcement.chunk or MAX_BLOCK_ROWS
-    return RangeRows(announcement.token, tuple(added), span, repeated, block_rows, write)
+    shared = ""
+    if isinstance(announcement, JoinedAnnouncement):
+        shared = f"{group[:64]}:{announcement.joined}"
+    return RangeRows(
+        announcement.token, tuple(added), span, repeated, block_rows, write, shared=shared
+    )
 
 
 def _of_windows(span: Span, closed_from: int, closed_to: int) -> tuple[Span, str]:

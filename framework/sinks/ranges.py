@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, Unpack, get_args
 
 import anyio
@@ -134,6 +135,21 @@ class RangeWriter(Collecting, Sink):
         """Return what `write` returned when it wrote this range, which is there."""
         return {}
 
+    async def write_together(self, ranges: Sequence[RangeRows]) -> Sequence[Mapping[int, str]]:
+        """Write ranges of several partitions at once, under the token that they share (`rows.shared`).
+
+        Only for a sink whose `capabilities` have `joins_rows`, and ranges of which `may_join` was true. One
+        of them alone may have been written under that token: then none of the others is.
+
+        Returns:
+            What `write` returns, for each.
+        """
+        raise NotImplementedError
+
+    async def found_among(self, ranges: Sequence[RangeRows]) -> Sequence[RangeRows]:
+        """Return the ranges that are there, of some that are about to be written together."""
+        return [rows for rows in ranges if await _call(self.has, rows)]
+
     def __str__(self) -> str:
         return type(self).__name__
 
@@ -166,18 +182,15 @@ class RangeWriter(Collecting, Sink):
         if limiter is None:
             raise SinkError(f"{self} is used before it was opened")
         tried, self._tried = self._tried, True
-        retries: list[Retry] = []
-        errors: list[Exception] = []
 
         async def deliver(rows: RangeRows) -> None:
-            async with limiter:
-                try:
-                    refusals = await self._deliver(rows)
-                    self._written |= {rows.token: refusals} | dict.fromkeys(rows.joined, ())
-                except Retry as retry:  # the other ranges continue
-                    retries.append(retry)
-                except BaseException as error:  # noqa: BLE001
-                    errors.append(as_exception(error))
+            try:
+                refusals = await self._deliver(rows, limiter)
+                self._written |= {rows.token: refusals} | dict.fromkeys(rows.joined, ())
+            except Retry as retry:  # the other ranges continue
+                retries.append(retry)
+            except BaseException as error:  # noqa: BLE001
+                errors.append(as_exception(error))
 
         planned = plan_ranges(
             self.rows,
@@ -189,13 +202,14 @@ class RangeWriter(Collecting, Sink):
         )
         if self.joins_ranges and write.announcement is None:
             planned = join_ranges(planned, self._written)
+        retries: list[Exception] = []
+        errors: list[Exception] = []
         async with anyio.create_task_group() as tasks:
             for rows in planned:
                 if rows.token not in self._written:
                     tasks.start_soon(deliver, rows)
-        for failures in (errors, retries):
-            if failures:
-                raise failures[0]
+        for failure in (*errors, *retries):
+            raise failure
         ours = {r.topic_partition for rows in self.rows for r in rows.ranges}
         refusals = [
             refused
@@ -213,7 +227,36 @@ class RangeWriter(Collecting, Sink):
         self._tried = False
         self._written = {}
 
-    async def _deliver(self, rows: RangeRows) -> Sequence[Refusal]:
+    async def _deliver(self, rows: RangeRows, limiter: anyio.CapacityLimiter) -> Sequence[Refusal]:
+        turn = rows.write.joined
+        if turn is not None and not rows.repeated:
+            outcome = await turn.write(rows, self._deliver_together)
+            if isinstance(outcome, Exception):
+                raise outcome
+            if outcome is not None:
+                return rows.refusals(outcome)
+            rows = replace(rows, repeated=True)  # others have taken the token
+        async with limiter:
+            return await self._deliver_alone(rows)
+
+    async def _deliver_together(
+        self, ranges: Sequence[RangeRows]
+    ) -> Sequence[Mapping[int, str] | Exception]:
+        """Write ranges at once, but those that are unexpectedly there; return the outcome of each."""
+        limiter = self._limiter
+        outcomes: dict[str, Mapping[int, str] | Exception] = {}
+        assert limiter is not None  # noqa: S101  `flush` has looked
+        async with limiter:
+            firsts = [rows for rows in ranges if self._is_first(rows)]
+            for rows in await self.found_among(firsts) if firsts else ():
+                outcomes[rows.token] = self._unexpected(rows)
+            if new := [rows for rows in ranges if rows.token not in outcomes]:
+                refused = await self.write_together(new)
+                outcomes |= {rows.token: each for rows, each in zip(new, refused, strict=True)}
+                self._proven |= {rows.span.topic_partition for rows in new if rows.span is not None}
+        return [outcomes[rows.token] for rows in ranges]
+
+    async def _deliver_alone(self, rows: RangeRows) -> Sequence[Refusal]:
         first = self._is_first(rows)
         if (rows.repeated or first) and await _call(self.has, rows):
             if not rows.repeated:

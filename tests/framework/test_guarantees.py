@@ -10,7 +10,12 @@ import pyarrow as pa
 import pytest
 
 from kmr.commit import Committer
-from kmr.delivery.announcement import Announcement, Generation, read_announcement
+from kmr.delivery.announcement import (
+    Announcement,
+    Generation,
+    JoinedAnnouncement,
+    read_announcement,
+)
 from kmr.delivery.ledger import Ledgers
 from kmr.guarantees import AtMostOnce, ExactlyOnce, Guarantee
 from kmr.intake.backpressure import Gate
@@ -20,6 +25,7 @@ from kmr.record import Range, Rows, TopicPartition
 from kmr.reducers.flushing import Buffer, FlushOutcome
 from kmr.reducers.reducer import Retry
 from kmr.reducers.sink import NEW, Capabilities, Write
+from kmr.reducers.turns import JoinedTurn
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
 
 if TYPE_CHECKING:
@@ -155,6 +161,43 @@ async def test_a_flush_larger_than_a_block_announces_the_size_of_its_blocks(
     bench.collect(5)
     await bench.deliver(bench.exactly_once())
     assert [each.announcement and each.announcement.chunk for each in bench.written] == [2]
+
+
+async def test_ranges_that_were_written_at_once_are_settled_after_one_more_commit(
+    clock: VirtualClock,
+) -> None:
+    """Another owner of one of them may have taken the token: only the group knows."""
+    bench = Bench()
+    bench.writer.may_join = lambda: True  # type: ignore[method-assign]
+    bench.collect(5)
+    turn = bench.buffer.turn = JoinedTurn([bench.buffer])
+    guarantee = bench.exactly_once()
+
+    async def lose(write: Write = NEW, *, may_repeat: bool = True) -> FlushOutcome:
+        bench.written.append(write)
+        bench.consumer.fenced = True
+        return FlushOutcome(None, bench.buffer.ranges(), [])
+
+    with pytest.raises(Retry, match=r"t-0\[0..4\] may have another owner, who has written"):
+        await guarantee.deliver(bench.buffer, lose)
+    assert bench.ledger.watermark == 0
+    announcement = JoinedAnnouncement(0, 4, "g:t:0:0-4", "writer", rows=5, joined=turn.token)
+    assert read_announcement(P0, await bench.committed()) == announcement
+    bench.consumer.fenced = False
+    bench.committer.rejoined()
+    await bench.deliver(guarantee)
+    assert bench.ledger.watermark == 5
+    assert bench.written == [Write(announcement, joined=turn), Write(announcement, repeated=True)]
+
+
+async def test_rows_of_a_later_generation_are_announced_alone(clock: VirtualClock) -> None:
+    bench = Bench()
+    bench.writer.may_join = lambda: True  # type: ignore[method-assign]
+    bench.committer.begin(P0, CommitOffset(0, Generation(7).metadata))
+    bench.collect(5)
+    bench.buffer.turn = JoinedTurn([bench.buffer])
+    await bench.deliver(bench.exactly_once())
+    assert [type(write.announcement) for write in bench.written] == [Announcement]
 
 
 async def test_at_most_once_settles_and_commits_before_the_write(clock: VirtualClock) -> None:

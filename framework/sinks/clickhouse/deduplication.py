@@ -43,6 +43,9 @@ SELECT view.1 AS database, view.2 AS name FROM (
 _VIEW_SQL = """
 SELECT engine, toString(uuid) AS uuid, create_table_query AS definition FROM system.tables
 WHERE database = {database:String} AND name = {table:String}"""
+_ATOMIC_SQL = """
+SELECT partition_key, length(dependencies_table) AS views FROM system.tables
+WHERE database = {database:String} AND name = {table:String}"""
 _HIDDEN = "hidden"  # in place of the engine of a table that our user does not see
 _TO = re.compile(r" TO (?:`((?:[^`\\]|\\.)+)`|(\w+))\.(?:`((?:[^`\\]|\\.)+)`|(\w+))")
 
@@ -136,6 +139,16 @@ async def read_deduplication(connection: ClickHouseConnection) -> dict[str, str]
         for name, value in _DEDUPLICATION.items()
         if await connection.rows(_SETTING_SQL, {"name": name})
     }
+
+
+async def takes_joined(connection: ClickHouseConnection, database: str, table: str) -> bool:
+    """Return whether ranges of several partitions may be one INSERT, of which all is written or nothing.
+
+    Not into several parts, and not into the tables of views: there, the token of one range that is written
+    alone would hide the rows of the others.
+    """
+    found = await connection.rows(_ATOMIC_SQL, {"database": database, "table": table})
+    return not any(row["partition_key"] or row["views"] for row in found)
 
 
 async def read_memories(

@@ -4,6 +4,8 @@
   whose rows it does not have: `repeat` writes them again with another token.
 - A table forgets tokens, by number, and a replicated one by time: `was_counted` counts before a range is
   written that may be there.
+- A range that was announced with others is written under their token (`RangeRows.shared`). Another of them
+  may have taken it alone: then the rows are missing, and `repeat` writes them under the range's own.
 - The answer of a server does not tell whether it wrote the rows or dropped them as a repetition
   (`written_rows` counts both): `fingerprint` differs if rows were written in between.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import structlog
@@ -38,6 +40,7 @@ from .violations import violations
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from ...record import Rows
     from ..answers import SetUp
     from ..choosing import ExtraColumns
     from ..planning import RangeRows, Section
@@ -57,6 +60,12 @@ _MOST_REFUSED = (
     1_000  # sections that are divided: then the rows of a refused one are refused together
 )
 _RANGES_AT_A_TIME = 200  # they are in the URL of the query
+_AMONG_SQL = """
+SELECT DISTINCT `partition` FROM {table} WHERE `topic` = {{topic:String}}
+AND `partition` IN {{partitions:Array(Int64)}}
+AND `offset` BETWEEN arrayMin({{firsts:Array(Int64)}}) AND arrayMax({{lasts:Array(Int64)}})
+AND `offset` >= transform(toInt64(`partition`), {{partitions:Array(Int64)}}, {{firsts:Array(Int64)}}, 0)
+AND `offset` <= transform(toInt64(`partition`), {{partitions:Array(Int64)}}, {{lasts:Array(Int64)}}, -1)"""
 _PARTS_SQL = """
 SELECT sum(newest) AS found FROM (
     SELECT max(max_block_number) AS newest FROM system.parts
@@ -179,6 +188,9 @@ class Inserter:
                             section
                         )  # with the same token: nothing was written under it
                         continue
+                    if insert.joined and insert.shared:
+                        reason = f"some rows of {len(insert.joined)} partitions: {outcome.reason}"
+                        raise Retry(f"{table}: {reason}", after=0.0, may_double=False)  # each alone
                     # Counted, not timed, so that a repeated range is divided alike.
                     if section.stop - section.start > 1 and tries < _MOST_REFUSED:
                         outcome = _Outcome.DIVIDED
@@ -200,14 +212,14 @@ class Inserter:
         self.leaving_out.of(table, block.fitted)
         return refused
 
-    def counts(self, insert: RangeRows) -> bool:
+    def counts(self, parts: Sequence[Rows]) -> bool:
         """Return whether the table can tell how many rows of an insert it has."""
         filled = set(columns_to_count(self.table, self.columns))
         return bool(filled) and all(
             rows.offsets is not None
             and rows.places is None
             and (filled.isdisjoint(rows.table.column_names) or rows.table.schema.metadata == PLACED)
-            for rows in insert.parts
+            for rows in parts
         )
 
     async def _violations(self, section: Section, block: Block, answer: Answer) -> dict[int, str]:
@@ -354,12 +366,30 @@ async def was_counted(inserter: Inserter, insert: RangeRows) -> bool:
     No other writer may write these offsets in other ranges: the rows found are those of this insert. After
     a reset of the offsets the table may have rows of an earlier generation: then the token decides.
     """
-    if not inserter.counts(insert) or _is_reset(insert):
+    if not inserter.counts(insert.parts) or _is_reset(insert):
         return False
     found = await _count(inserter, insert)
     if not found or not inserter.table.counting.missing:
         return found > 0  # the others have expired, or are merged
     return found >= len(insert) - len(await inserter.refused(insert))
+
+
+async def found_among(inserter: Inserter, ranges: Sequence[RangeRows]) -> list[RangeRows]:
+    """Return the ranges, each of one partition, of which the table has rows. Raises as `_ask`."""
+    found: list[RangeRows] = []
+    for topic in {rows.span.topic for rows in ranges if rows.span is not None}:
+        spans = {
+            rows.span.partition: rows for rows in ranges if rows.span and rows.span.topic == topic
+        }
+        parameters = {
+            "topic": topic,
+            "partitions": list(spans),
+            "firsts": [rows.ranges[0].first for rows in spans.values()],
+            "lasts": [rows.ranges[-1].last for rows in spans.values()],
+        }
+        sql = _AMONG_SQL.format(table=inserter.table.identifier)
+        found += [spans[row["partition"]] for row in await _query(inserter, sql, parameters)]
+    return found
 
 
 def _is_reset(insert: RangeRows) -> bool:
@@ -382,7 +412,8 @@ async def repeat(inserter: Inserter, insert: RangeRows, *, alone: bool) -> Mappi
     """
     result = await inserter.write(insert)
     table = inserter.table
-    if not table.is_replicated and table.counting.missing and inserter.counts(insert):
+    counts = table.counting.missing and inserter.counts(insert.parts)
+    if insert.shared or (counts and not table.is_replicated):
         await _verify(inserter, insert, result, alone=alone)
     return result
 
@@ -399,7 +430,7 @@ async def fingerprint(inserter: Inserter, insert: RangeRows) -> int | None:
     table = inserter.table
     if not table.counting.shows_inserts:
         return None
-    if inserter.counts(insert) and table.counting.missing:
+    if inserter.counts(insert.parts) and table.counting.missing:
         return await _count(inserter, insert)
     return await _ask(inserter, _PARTS_SQL, {"database": table.database, "table": table.name})
 
@@ -425,8 +456,9 @@ async def _verify(
                     expected=expected,
                 )
             return
-        _log.warning("rows of a repeated insert are missing: writing them again", token=token)
-        await inserter.write(replace(insert, token=f"{token}/again-{attempt}"))
+        if not insert.shared:  # else another partition's rows have taken the token
+            _log.warning("rows of a repeated insert are missing: writing them again", token=token)
+        await inserter.write(replace(insert, token=f"{token}/again-{attempt}", shared=""))
     raise SinkError(
         f"{inserter.table} accepts the rows of {token}, but does not contain them afterwards"
     )
@@ -501,7 +533,15 @@ async def _count(inserter: Inserter, insert: RangeRows) -> int:
 
 
 async def _ask(inserter: Inserter, sql: str, parameters: Mapping[str, object], *before: str) -> int:
-    """Return the number `found`. Raises Retry if the server does not answer now.
+    """Return the number `found`. Raises as `_query`."""
+    rows = await _query(inserter, sql, parameters, *before)
+    return int(rows[0]["found"])
+
+
+async def _query(
+    inserter: Inserter, sql: str, parameters: Mapping[str, object], *before: str
+) -> list[dict[str, Any]]:
+    """Return the rows of a query. Raises Retry if the server does not answer now.
 
     Args:
         before: statements to run first.
@@ -525,4 +565,4 @@ async def _ask(inserter: Inserter, sql: str, parameters: Mapping[str, object], *
             f"{table}: cannot find out whether a range was written: {failure.reason}. The server refused: "
             f"{' '.join(statement.split())}"
         ) from error
-    return int(rows[0]["found"])
+    return rows

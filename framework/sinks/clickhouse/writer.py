@@ -16,14 +16,22 @@ from ...service.threads import run_in_thread
 from ..answers import connected, of_clickhouse, one_line
 from ..changes import Changes
 from ..choosing import schema_to_create
-from ..planning import MAX_BLOCK_ROWS
+from ..planning import MAX_BLOCK_ROWS, together
 from ..ranges import RangeWriter
 from .changes import Versions
 from .client import ClickHouseAddress, connect_async
 from .ddl import TableLayout, create_table
-from .deduplication import read_deduplication, read_memories
+from .deduplication import read_deduplication, read_memories, takes_joined
 from .examination import Examination
-from .inserts import Inserter, fingerprint, moved, repeat, was_counted
+from .inserts import (
+    Inserter,
+    columns_to_count,
+    fingerprint,
+    found_among,
+    moved,
+    repeat,
+    was_counted,
+)
 from .table import MissingTable, read_table
 
 if TYPE_CHECKING:
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
     from .deduplication import InsertMemory
     from .table import ClickHouseTable, Compression
 
+_SMALL_ROWS = 10_000  # of a flush that is written with those of other partitions
 _RESERVED = (
     *("insert_deduplication_token", "async_insert"),
     *("insert_deduplicate", "deduplicate_insert"),
@@ -59,6 +68,10 @@ class ClickHouseWriter(RangeWriter):
     enough, also of tables that materialized views fill; a warning at start shows how to set
     them). A topic that was deleted and created anew therefore needs another group or an emptied table:
     its offsets begin again, and its first rows would count as repetitions.
+
+    Ranges of up to 10,000 rows that have waited for `max_age` are one INSERT together, of up to 500,000 rows,
+    where the table has the columns topic, partition and offset, no PARTITION BY and no materialized view
+    (docs/clickhouse.md).
 
     With `exactly-once` each range of offsets is announced in the group's committed offset before it is
     written; after a crash exactly that range is read, mapped and written again with the same token, and
@@ -92,8 +105,8 @@ class ClickHouseWriter(RangeWriter):
         settings: ClickHouse settings for every request.
         concurrency: the most inserts at a time.
         inserts_per_second: the most inserts in a second that a worker makes for the age of their rows, where
-            each partition has its own; see `RangeWriter`. A server refuses inserts when a table gets more
-            parts than it can merge.
+            each partition has its own, or small ranges are joined; see `RangeWriter`. A server refuses
+            inserts when a table gets more parts than it can merge.
         compression: of the blocks on the wire; `auto`: lz4, but none to this machine.
         connect_timeout: seconds to wait for the server at start.
         timeout: seconds until a request is retried.
@@ -153,7 +166,11 @@ class ClickHouseWriter(RangeWriter):
             inserts_per_second=inserts_per_second,
             **limits,
         )
-        self.capabilities = replace(self.capabilities, block_rows=MAX_BLOCK_ROWS)
+        self.capabilities = replace(
+            self.capabilities,
+            block_rows=MAX_BLOCK_ROWS,
+            joins_rows=0 if changes or partition_by else _SMALL_ROWS,
+        )
         if not table:
             raise StrategyError("ClickHouseWriter needs the name of a table")
         if delivery != "at-least-once" and (self.max_rows or 0) > MAX_BLOCK_ROWS:
@@ -253,6 +270,9 @@ class ClickHouseWriter(RangeWriter):
             else:
                 self._warn(memories, context.stage)
             deduplication = await read_deduplication(connection)
+            counts = len(columns_to_count(table, self.columns)) and table.counting.missing
+            if not (counts and await takes_joined(connection, target.database, name)):
+                self.capabilities = replace(self.capabilities, joins_rows=0)
         except Exception as error:
             await connection.close()
             if isinstance(error, KmrError):
@@ -447,7 +467,27 @@ class ClickHouseWriter(RangeWriter):
         """
         if self._versions is not None:
             return await self._apply(self._versions, rows)
-        return await (self._write_first(rows) if self._is_first(rows) else self._write(rows))
+        is_first = self._is_first(rows) and not rows.shared
+        return await (self._write_first(rows) if is_first else self._write(rows))
+
+    def may_join(self) -> bool:
+        """Return whether a count proves that the table has the rows, or lacks them."""
+        return self._opened.counts(self.rows)
+
+    async def found_among(self, ranges: Sequence[RangeRows]) -> Sequence[RangeRows]:
+        """Return the ranges of which the table has rows."""
+        return await found_among(self._opened, ranges)
+
+    async def write_together(self, ranges: Sequence[RangeRows]) -> Sequence[Mapping[int, str]]:
+        """Write ranges in one INSERT under their token. See `RangeWriter.write_together`."""
+        refused = await self._opened.write(together(ranges))
+        self._opened.forget()
+        outcomes, begin = [], 0
+        for rows in ranges:
+            end = begin + len(rows)
+            outcomes.append({n - begin: why for n, why in refused.items() if begin <= n < end})
+            begin = end
+        return outcomes
 
     async def _apply(self, versions: Versions, rows: RangeRows) -> Mapping[int, str]:
         """Write the changes of a range; each has a version, so writing them again changes nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -10,7 +11,8 @@ import pytest
 
 from kmr.record import Range, Rows, TopicPartition
 from kmr.reducers.flushing import Buffer
-from kmr.reducers.turns import Turns
+from kmr.reducers.reducer import Retry
+from kmr.reducers.turns import JoinedTurn, Turns
 from kmr.sinks import RangeRows, RangeWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
@@ -18,6 +20,8 @@ from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
 from ..workers import locate, put, running, until_settled
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from kmr.testing import VirtualClock
 
 
@@ -91,8 +95,8 @@ async def test_a_lane_that_leaves_gives_its_turn_to_others(clock: VirtualClock) 
     last.look()
     await clock.advance(1.0)
     assert last.at is None
-    turns.leave(deaf)
-    turns.leave(deaf)
+    turns.leave(deaf, deaf.buffer)
+    turns.leave(deaf, deaf.buffer)
     await clock.advance(0.5)
     assert last.at is not None
 
@@ -160,3 +164,127 @@ async def test_full_ranges_do_not_wait(clock: VirtualClock) -> None:
             await until_settled(worker, partition, 32_768)
     assert len(times) == 12
     assert max(times) - min(times) < 1.0
+
+
+class Joining(Counting):
+    """Takes the ranges of several partitions at once."""
+
+    def __init__(self, times: list[float], rows: list[int], **options: Any) -> None:
+        super().__init__(times, rows, **options)
+        self.capabilities = replace(self.capabilities, joins_rows=50)
+        self.together: list[int] = []
+
+    def __deepcopy__(self, memo: object) -> Joining:
+        made = Joining(self.times, self.written, max_age=self.max_age, inserts_per_second=2)
+        made.together = self.together
+        return made
+
+    def may_join(self) -> bool:
+        return True
+
+    async def write_together(self, ranges: Sequence[RangeRows]) -> Sequence[Mapping[int, str]]:
+        self.together.append(len(ranges))
+        for rows in ranges:
+            await self.write(rows)
+        return [{} for _ in ranges]
+
+
+async def test_small_flushes_of_many_partitions_have_one_turn_one_commit_and_one_write(
+    clock: VirtualClock,
+) -> None:
+    writer, consumer = Joining([], [], max_age=1.0, inserts_per_second=2), MemoryConsumer()
+    partitions = [TopicPartition("t", number) for number in range(100)]
+    async with running(Strategy(locate, [writer]), consumer) as worker:
+        await consumer.rebalance(partitions)
+        for second in range(10):
+            for number in range(100):
+                put(consumer, number, second, b"x")
+            await clock.advance(1.0)
+        await clock.advance(1.0)
+        late = worker.metrics.registry.get_sample_value("kmr_reduce_flush_late_seconds")
+        assert late is not None
+        assert late < 1.0
+        assert len(consumer.commits) <= 12 + 2 * (len(writer.together) + 30)
+    assert sum(writer.written) == 100 * 10
+    assert len(writer.together) <= 10 * 2 + 2
+    assert max(writer.together) >= 90
+
+
+def buffers(count: int) -> list[Buffer]:
+    return [Buffer(MemoryWriter(Journal())) for _ in range(count)]
+
+
+async def test_a_lane_that_is_late_has_no_part_in_the_turn(clock: VirtualClock) -> None:
+    first, second, late = buffers(3)
+    turn = JoinedTurn([first, second, late])
+    came: list[bool] = []
+
+    async def gather(buffer: Buffer) -> None:
+        came.append(await turn.gather(buffer))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(gather, first)
+        tasks.start_soon(gather, second)
+        await clock.advance(0.9)
+        assert came == []
+        await clock.advance(0.2)
+        assert came == [True, True]
+        await gather(late)
+    assert came == [True, True, False]
+
+
+async def test_the_first_lane_writes_for_all_and_one_that_comes_later_writes_alone(
+    clock: VirtualClock,
+) -> None:
+    members = buffers(3)
+    turn = JoinedTurn(members)
+    written: list[Sequence[str]] = []
+
+    async def write(items: Sequence[str]) -> Sequence[str]:
+        written.append(items)
+        return [item.upper() for item in items]
+
+    results: dict[str, str | None] = {}
+
+    async def lane(item: str, buffer: Buffer) -> None:
+        await turn.gather(buffer)
+        if item != "c":
+            results[item] = await turn.write(item, write)
+
+    async with anyio.create_task_group() as tasks:
+        for item, buffer in zip("abc", members, strict=True):
+            tasks.start_soon(lane, item, buffer)
+        await clock.settle()
+        assert written == []
+        turn.leave(members[2])
+    assert results == {"a": "A", "b": "B"}
+    assert await turn.write("c", write) is None
+    assert written == [["a", "b"]]
+
+
+async def test_the_others_try_again_when_the_lane_that_writes_is_stopped(
+    clock: VirtualClock,
+) -> None:
+    members = buffers(2)
+    turn = JoinedTurn(members)
+    failed: list[str] = []
+
+    async def write(_: Sequence[str]) -> Sequence[str]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def lane(item: str, buffer: Buffer, scope: anyio.CancelScope) -> None:
+        with scope:
+            await turn.gather(buffer)
+            try:
+                await turn.write(item, write)
+            except Retry as retry:
+                failed.append(retry.reason)
+
+    scopes = [anyio.CancelScope(), anyio.CancelScope()]
+    async with anyio.create_task_group() as tasks:
+        for item, buffer, scope in zip("ab", members, scopes, strict=True):
+            tasks.start_soon(lane, item, buffer, scope)
+        await clock.settle()
+        scopes[0].cancel()
+    assert failed == ["the lane that writes for others was stopped"]

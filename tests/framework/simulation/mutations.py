@@ -37,6 +37,7 @@ class Mutation(NamedTuple):
 
 _ANNOUNCED: Final = ("clickhouse", "batched into clickhouse", "chain of ranges")
 _FAN_OUT: Final = ("fan-out into clickhouse", "fan-out at least once")
+_JOINED: Final = ("joined into clickhouse",)
 _AT_MOST_ONCE: Final = ("at most once",)
 _TRANSACTIONS: Final = ("transactions",)
 _BRANCHES: Final = ("branches", "branches at least once")
@@ -71,6 +72,15 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a range that was found announced is written without a commit of our own": Mutation(
         "commit.py", "entry.is_found = True", "entry.is_found = False", of=_ANNOUNCED
+    ),
+    "a range that was announced with others is written again under its own token": Mutation(
+        "sinks/planning.py", "shared=shared\n", "shared=''\n", of=_JOINED
+    ),
+    "the token of several ranges proves that each is there": Mutation(
+        "sinks/clickhouse/inserts.py",
+        "if insert.shared or (counts and",
+        "if not insert.shared and (counts and",
+        of=_JOINED,
     ),
     "every committed offset counts as ours": Mutation(
         "commit.py", "return committed == entry.acknowledged or (", "return True or ("

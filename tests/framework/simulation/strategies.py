@@ -27,6 +27,12 @@ REPEATED: Final = [
 ]
 """Records with values that come again, some of them late, in two partitions."""
 
+JOINED: Final = [
+    Record("wide", n % 14, n // 14, None, value, 1_767_225_600_000_000, 0)
+    for n, value in enumerate([b"row", b"two", b"row", b"skip", b"row", b"poison", b"row"] * 8)
+]
+"""Records of many partitions, whose lanes wait for a turn."""
+
 RECORDS: Final = [b"row", b"two", b"row", b"row", b"skip", b"row", b"poison", b"row"] * 4
 
 
@@ -102,6 +108,11 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
         [Batcher(), ClickHouseWriter("hits", url="http://localhost:1")],
         reduce_err=_errors(),
     ),
+    "joined into clickhouse": lambda: Strategy(
+        locate,
+        [ClickHouseWriter("hits", url="http://localhost:1", inserts_per_second=0.25)],
+        reduce_err=_errors(),
+    ),
     "at least once": lambda: Strategy(locate, [MemoryWriter(Journal())], reduce_err=_errors()),
     "at most once": lambda: Strategy(
         locate, [MemoryWriter(Journal())], reduce_err=_errors(), delivery="at-most-once"
@@ -165,4 +176,6 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
 
 def records_of(name: str) -> list[Any]:
     """Return the records for a strategy."""
+    if name.startswith("joined"):
+        return JOINED
     return list(REPEATED if name.startswith("distinct") else RECORDS)
