@@ -128,7 +128,7 @@ class Header(NamedTuple):
 class Record(msgspec.Struct, frozen=True, gc=False):
     """One row of a batch: the argument of a per-record map function.
 
-    `timestamp_type` is 0 for the producer's clock, 1 for the broker's (KIP-32).
+    `timestamp_type` is 0 for the producer's clock, 1 for the broker's (KIP-32), -1 for none.
     """
 
     topic: str

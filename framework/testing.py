@@ -57,6 +57,7 @@ __all__ = [
 
 
 _TIMESTAMP_US: Final = 1_767_225_600_000_000  # 2026-01-01
+_NO_CLOCK: Final = -1
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -432,7 +433,7 @@ def run_strategy(
             value = record.encode() if isinstance(record, str) else record
             if value is not None and not isinstance(value, bytes):
                 value = msgspec.json.encode(value)
-            record = Record(topic, 0, number, None, value, _TIMESTAMP_US, 0)
+            record = Record(topic, 0, number, None, value, _TIMESTAMP_US, _NO_CLOCK)
         batches[TopicPartition(record.topic, record.partition)].append(record)
     # In a thread of its own, so that tests with a running event loop can call it too.
     with ThreadPoolExecutor(1) as pool:

@@ -13,9 +13,11 @@ from ..errors import StrategyError
 from ..record import Rows
 from ..reducers.aggregate import ALL, AggregateFunction
 from ..reducers.collect import Collecting
+from ..reducers.sink import Refusal, RowsRefused
 from .session_state import SessionState
 from .window_aggregates import LAST_OFFSET, Aggregates
 from .window_functions import WindowFunction, quantile_of
+from .window_letters import split_late
 from .window_state import WindowState
 
 if TYPE_CHECKING:
@@ -291,10 +293,21 @@ class Window(Collecting):
         A worker does not call it: there, `kmr.windowing.stage` runs windows. A test of a strategy does.
         """
         states: dict[TopicPartition, WindowState] = {}
+        refusals = []
         for rows in self.rows:
             partition = rows.ranges[0].topic_partition
-            states.setdefault(partition, self.state(partition)).take(rows)
-        return pa.concat_tables([state.close_all() for state in states.values()])
+            taken = states.setdefault(partition, self.state(partition)).take(rows)
+            _, letters = split_late(self, rows, taken.late)
+            for which, reason in (
+                (taken.invalid, self.invalid_reason),
+                (letters, self.late_reason),
+            ):
+                if which.any():
+                    refusals.append(Refusal(rows.filter(which), reason))
+        closed = pa.concat_tables([state.close_all() for state in states.values()])
+        if refusals:
+            raise RowsRefused(refusals, out=closed)
+        return closed
 
 
 def _change(last_offset: pa.ChunkedArray[Any]) -> dict[str, Any]:

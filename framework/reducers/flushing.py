@@ -476,7 +476,7 @@ async def attempt_flush(
     try:
         out = await _flush(buffer, write)
     except RowsRefused as refused:
-        refusals, records = list(refused.refusals), list(refused.records)
+        out, refusals, records = refused.out, list(refused.refusals), list(refused.records)
     except Exception as error:  # noqa: BLE001  raised again unless it diverts
         refusals = _refused_by(buffer, error, may_repeat=may_repeat)
     if out is not None and not isinstance(out, pa.Table):

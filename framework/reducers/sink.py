@@ -109,17 +109,24 @@ class Refusal:
 
 
 class RowsRefused(Exception):
-    """Raised by `Sink.flush`: all rows are delivered but for these, which go to `reduce_err`.
+    """Raised by `flush`: all rows are delivered, or made, but for these, which go to `reduce_err`.
 
     Args:
         refusals: the rows.
         records: failed records that are rows for `reduce_err` already, with stages of their own.
+        out: what `flush` would return without them, of a reducer that is no sink.
     """
 
-    def __init__(self, refusals: Sequence[Refusal], records: Sequence[Rows] = ()) -> None:
+    def __init__(
+        self,
+        refusals: Sequence[Refusal],
+        records: Sequence[Rows] = (),
+        out: pa.Table | None = None,
+    ) -> None:
         super().__init__(*(refusal.reason for refusal in refusals[:1]))
         self.refusals = refusals
         self.records = records
+        self.out = out
 
 
 class Sink(Reducer):

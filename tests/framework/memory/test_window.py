@@ -14,9 +14,9 @@ from kmr.delivery.announcement import Closed, Generation, WindowAnnouncement, re
 from kmr.errors import StateTooLarge, StrategyError
 from kmr.kafka.consumer import CommitOffset
 from kmr.record import SCHEMA, Batch, Range, Record, Rows
-from kmr.sinks import ClickHouseWriter, KafkaWriter
+from kmr.sinks import ClickHouseWriter, KafkaWriter, StreamWriter
 from kmr.sinks.planning import plan_ranges
-from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, run_strategy
 from tests.framework.workers import P0, committed, put, running
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def test_a_time_far_after_the_timestamp_of_its_record_closes_nothing(
 ) -> None:
     columns: dict[str, Any] = {name: [None] * 3 for name in SCHEMA.names}
     columns |= {"topic": ["t"] * 3, "partition": [0] * 3, "offset": [0, 1, 2]}
+    columns |= {"timestampType": [0] * 3}
     columns |= {"timestamp": [timestamp or datetime(1970, 1, 1, tzinfo=UTC)] * 3}
     batch = Batch.of(pa.RecordBatch.from_pydict(columns, schema=SCHEMA))
     times = [BEGIN, BEGIN + timedelta(days=2), BEGIN]
@@ -253,6 +254,20 @@ async def test_late_records_are_letters_and_mixed_ones_are_counted(clock: Virtua
         }
         late = {"stage": "reduce-1", "outcome": "dropped"}
         assert worker.metrics.registry.get_sample_value("kmr_late_rows_total", late) == 1
+
+
+def test_a_test_of_a_strategy_has_the_failures_of_its_window() -> None:
+    strategy = Strategy(
+        parse,
+        [window(late="dead-letter"), StreamWriter("stdout")],
+        reduce_err=StreamWriter("stderr"),
+    )
+    run = run_strategy(strategy, ["1", "25", "2", "null", "900000000"])
+    assert [row["of"] for row in run.rows] == [[0], [1], [4]]  # any time: the records have no clock
+    assert {failure["offset"]: failure["reason"].partition(",")[0] for failure in run.failures} == {
+        2: "late: the windows of its ts have closed",
+        3: "ts is null",
+    }
 
 
 async def test_windows_that_need_too_much_memory_end_the_worker_and_name_the_largest(
