@@ -1,6 +1,6 @@
 """Positions of changes in the source's log, as 24 bytes that compare as the positions do.
 
-PostgreSQL        lsn
+PostgreSQL        lsn; of a row that an incremental snapshot reads, the last one of its sequence
 MySQL, MariaDB    number of the binlog file, position, row of the event
 SQL Server        commit_lsn, change_lsn, event_serial_no
 MongoDB           time of the operation, ord
@@ -30,6 +30,7 @@ _FIELDS: Final[list[tuple[str, pa.DataType]]] = [
     ("connector", pa.string()),
     ("ts_ms", pa.int64()),
     ("lsn", pa.int64()),
+    ("sequence", pa.string()),
     ("file", pa.string()),
     ("pos", pa.int64()),
     ("row", pa.int64()),
@@ -43,6 +44,7 @@ SOURCE: Final = pa.schema(_FIELDS)
 
 _FILE: Final = r"\.(?P<number>[0-9]{1,18})$"
 _LSN: Final = r"^(?P<a>[0-9a-fA-F]{8}):(?P<b>[0-9a-fA-F]{8}):(?P<c>[0-9a-fA-F]{4})$"
+_SEQUENCE: Final = r'"(?P<last>[0-9]{1,18})"\]$'
 _BY_OFFSET: Final = "set order='offset', which orders changes by the record's offset"
 
 
@@ -113,7 +115,11 @@ def _there(*columns: Array) -> NDArray[np.bool_]:
 
 
 def _postgresql(source: Mapping[str, Array]) -> Words:
-    return [_numbers(source["lsn"])], (_there(source["lsn"]), "lsn")
+    lsn = source["lsn"]
+    if lsn.null_count:
+        last = _pc.struct_field(_pc.extract_regex(source["sequence"], _SEQUENCE), [0])
+        lsn = _pc.coalesce(lsn, last.cast(pa.int64()))
+    return [_numbers(lsn)], (_there(lsn), "lsn")
 
 
 def _mysql(source: Mapping[str, Array]) -> Words:

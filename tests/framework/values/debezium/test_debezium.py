@@ -90,7 +90,7 @@ def test_what_is_no_change_of_a_row_has_no_op() -> None:
         (event("u", None, {"id": 1}), "field after.name: null, or missing"),
         (event("u", None, {"id": "1", "name": "Ann"}), "after.id"),
         (event("t"), "truncated; set Debezium(truncates='apply')"),
-        (event("c", None, ROW, lsn=None), "field source.lsn: null"),
+        (event("c", None, ROW, lsn=None, sequence=None), "field source.lsn: null"),
         (event("c", None, ROW, connector="mysql", file="binlog"), "field source.file"),
         (event("c", None, ROW | {"note": "__debezium_unavailable_value"}), "field after.note: the"),
     ],

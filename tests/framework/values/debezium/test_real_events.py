@@ -2,7 +2,8 @@
 
 `postgres-3.3.jsonl` has some of them, without schemas. `plain` are those of the default settings;
 `strings` those of `decimal.handling.mode=string`, `time.precision.mode=isostring` and
-`interval.handling.mode=string`; `connect` those of `double` and `connect`.
+`interval.handling.mode=string`; `connect` those of `double` and `connect`. `snapshots` has an incremental
+and a blocking snapshot between changes.
 """
 
 from __future__ import annotations
@@ -125,6 +126,16 @@ def test_each_type_has_the_value_of_the_source(
         value = expected[name]
         expected[name] = value.replace(microsecond=value.microsecond // cut * cut)
     assert {name: found[name] for name in expected} == expected
+
+
+def test_the_newest_position_of_a_key_is_its_last_event_also_of_incremental_snapshots() -> None:
+    events = rows("snapshots", "srv.public.pairs", Pair)
+    assert [row["op"] for row in events] == ["r", "u", "c", "u", "r", "r", "u", "r", "r", "u"]
+    for key, value in ((1, 52), (5, 53)):
+        mine = [row for row in events if row["a"] == key]
+        positions = [row["position"] for row in mine]
+        assert positions == sorted(positions)
+        assert mine[-1]["v"] == value
 
 
 def test_a_changed_key_is_a_delete_and_a_row_and_floats_that_are_no_numbers_are_values() -> None:
