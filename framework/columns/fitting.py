@@ -27,6 +27,7 @@ from .kinds import (
     is_nested,
     is_text,
     mask_of,
+    null_rows,
     plain,
     rows_unless,
     rows_where,
@@ -106,6 +107,8 @@ def _storage(array: Array, to: Any) -> Array:
 def to_text(array: Array, to: Any | None = None) -> Cast:
     """Cast scalars to text. Bytes must be UTF-8."""
     to = to or pa.string()
+    if isinstance(array.type, pa.UuidType):
+        return Cast(text_of(array).cast(to))
     inner = plain(array)
     if pa.types.is_null(inner.type):
         return Cast(pa.nulls(len(array), to))
@@ -204,9 +207,7 @@ def _nested(array: Array, to: Any, zone: str | None) -> Cast:
 
 def _child(array: Array, *, field: pa.Field[Any], zone: str | None) -> Cast:
     made = fit(array, field.type, zone=zone)
-    if field.nullable or not array.null_count:
-        return made
-    return made._replace(bad=either(made.bad, rows_where(array.is_null())))
+    return made if field.nullable else made._replace(bad=either(made.bad, null_rows(array)))
 
 
 def _as_kind(made: Cast, to: Any) -> Cast:

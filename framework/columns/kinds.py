@@ -126,6 +126,13 @@ def rows_where(condition: Array) -> Mask:
     return np.asarray(pc.fill_null(condition, pa.scalar(value=False)), dtype=np.bool_)
 
 
+def null_rows(array: Array) -> Mask:
+    """Return the rows that are null, also by a null among a dictionary's values or those of runs."""
+    if pa.types.is_dictionary(array.type) or pa.types.is_run_end_encoded(array.type):
+        array = plain(array)
+    return rows_where(array.is_null()) if array.null_count else None
+
+
 def rows_unless(condition: Array) -> Mask:
     """Return the rows where a condition does not hold; null does."""
     return rows_where(pc.call_function("invert", [condition]))

@@ -88,6 +88,9 @@ class ChdbEngine:
                 return _answer(query, result)
         except RuntimeError as error:
             raise ClickHouseError.of_engine(str(error)) from error
+        except UnicodeDecodeError as error:  # of an error message that quotes bytes
+            message = error.object.decode(errors="backslashreplace")
+            raise ClickHouseError.of_engine(message) from error
 
     def kill(self, tag: str) -> None:
         """Stop a query if it still runs; return when it has stopped."""

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..column_types import choose_type, join_tables
-from ..columns.kinds import twice
+from ..columns.kinds import null_rows, twice, whole
 from ..errors import StrategyError, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
 from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
@@ -161,8 +161,8 @@ def _dicts(rows: list[Any]) -> list[Mapping[str, Any]]:
 def _refuse_nulls(table: pa.Table, misfits: dict[int, str]) -> None:
     """Give a reason to each row that has a null in a column that is not nullable."""
     for field, column in zip(table.schema, table.columns, strict=True):
-        if not field.nullable and column.null_count:
-            for row in np.flatnonzero(column.is_null().to_numpy()).tolist():
+        if not field.nullable and (null := null_rows(whole(column))) is not None:
+            for row in np.flatnonzero(null).tolist():
                 misfits.setdefault(row, f"column {field.name}: null, but it is not nullable")
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ..columns.fitted import TargetColumn, fit_columns
 from ..columns.fitting import fit
-from ..columns.kinds import either, is_list, rows_where
+from ..columns.kinds import either, is_list, null_rows
 from ..errors import StrategyError
 from .value_format import RowsDoNotFit
 
@@ -63,7 +63,7 @@ def _cast(field: pa.Field[Any], array: Array) -> Cast:
     made = fit(array, field.type)
     bad = either(made.bad, made.cut)
     if not field.nullable:
-        bad = either(bad, rows_where(array.is_null()))
+        bad = either(bad, null_rows(array))
     return made._replace(bad=bad)
 
 

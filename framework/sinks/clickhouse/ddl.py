@@ -27,7 +27,7 @@ TYPE_KEY: Final = b"clickhouse"
 _ENGINE: Final = re.compile(r"\w*MergeTree(\(.*\))?", re.DOTALL)
 _TYPES: Final[dict[pa.DataType, str]] = {
     **{arrow: name for name, arrow in INTEGERS.items()},
-    **{arrow: name for name, arrow in FLOATS.items() if name != "BFloat16"},
+    **{arrow: name for name, arrow in FLOATS.items()},
     pa.float16(): "Float32",
     pa.bool_(): "Bool",
     pa.date32(): "Date32",

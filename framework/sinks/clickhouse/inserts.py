@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 _SETTINGS: Mapping[str, int | str] = {
     "async_insert": 0,  # the server answers when the rows are in the table, not before
-    "input_format_null_as_default": 1,  # only where a column has a DEFAULT: else null is refused
 }
 _NO_MEMORY: Mapping[str, int] = {"insert_deduplicate": 0}
 _ALTER_SETTINGS: Mapping[str, int] = {"alter_sync": 2}  # wait for all replicas
@@ -277,8 +276,11 @@ class Inserter:
         body = await run_in_thread(block.encode, start, stop, self.compression)
         if body is None:
             return _Outcome.WRITTEN
+        # Where a column has a DEFAULT; else null is refused, and in Variant and Dynamic it stays null.
+        null_as_default = int(any(each.has_default for each in block.columns))
         settings = {
             **_SETTINGS,
+            "input_format_null_as_default": null_as_default,
             **self.deduplication,
             "insert_deduplication_token": section.token,
         }

@@ -23,19 +23,19 @@ from ...columns.kinds import (
     either,
     is_list,
     is_text,
+    null_rows,
     plain,
     rows_unless,
-    rows_where,
     without,
 )
 from ...columns.numbers import to_integer
 from ...columns.texts import UNITS
-from ...columns.times import to_date, to_timestamp
+from ...columns.times import to_date, to_time, to_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ...columns.kinds import Array
+    from ...columns.kinds import Array, Mask
 
 ColumnType: TypeAlias = Any
 """A ClickHouse type of clickhouse-connect; its attributes differ from type to type."""
@@ -56,10 +56,14 @@ INTEGERS: dict[str, pa.DataType] = {
 FLOATS: dict[str, pa.DataType] = {
     "Float32": pa.float32(),
     "Float64": pa.float64(),
-    "BFloat16": pa.float32(),
 }
 _PLAIN = {**INTEGERS, **FLOATS, "Bool": pa.bool_()}
 _NULLABLE = ("Variant", "Dynamic")  # without being wrapped in Nullable
+_MOST_CLOCK = 999 * 3600 + 59 * 60 + 59  # seconds in Time
+_INTERVALS = (
+    *("Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour"),
+    *("Day", "Week", "Month", "Quarter", "Year"),
+)
 _WIDE_INTEGERS = {"Int128": 127, "Int256": 255, "UInt128": 128, "UInt256": 256}
 _WIDE_BYTES = {"Int128": 16, "UInt128": 16, "Int256": 32, "UInt256": 32}
 _INTEGER = r"^[+-]?[0-9]{1,78}$"
@@ -92,13 +96,62 @@ def cast_to(array: Array, target: ColumnType, *, has_default: bool = False) -> C
         cast = Cast(array)
     elif target.base_type in _PLAIN:
         cast = fit(array, _PLAIN[target.base_type])
-    elif (caster := _CASTERS.get(target.base_type)) is not None:
-        cast = caster(array, target)
-    else:  # JSON, Variant, Point, ...: the server casts
-        cast = Cast(plain(array))
-    if array.null_count == 0 or has_default or target.nullable or target.base_type in _NULLABLE:
+    else:
+        cast = _CASTERS.get(target.base_type, _by_the_server)(array, target)
+    if has_default or target.nullable or target.base_type in _NULLABLE:
         return cast
-    return cast._replace(bad=either(cast.bad, rows_where(array.is_null())))
+    return cast._replace(bad=either(cast.bad, null_rows(array)))
+
+
+def _by_the_server(array: Array, _target: ColumnType) -> Cast:
+    """Send values for JSON, Variant, Point, ... as they are, but times that the server would change."""
+    return Cast(plain(array), _out_of_time(array))
+
+
+def _out_of_time(array: Array) -> Mask:
+    """Return the rows with a time, at any depth, outside of what Date32 and DateTime64 can hold."""
+    array = plain(array)
+    kind = array.type
+    if pa.types.is_timestamp(kind):
+        ticks, per_second = array.cast(pa.int64()), UNITS[kind.unit]
+        limits = (_SECONDS[0] * per_second, (_SECONDS[1] + 1) * per_second - 1)
+        return rows_unless(between(ticks, *limits))
+    if pa.types.is_date(kind):
+        return rows_unless(between(array.cast(pa.date32()).cast(pa.int32()), *_DAYS))
+    if pa.types.is_map(kind) or is_list(kind):
+        lists = Lists(array)
+        return lists.of_items(_out_of_time(lists.items))
+    bad: Mask = None
+    if pa.types.is_struct(kind):
+        for at in range(kind.num_fields):
+            bad = either(bad, _out_of_time(pc.struct_field(array, [at])))
+    return bad
+
+
+def _to_bfloat(array: Array, _target: ColumnType) -> Cast:
+    """Cast to float32, which the server cuts to 8 binary digits: whole numbers must keep their value."""
+    made = fit(array, pa.float32())
+    if not pa.types.is_integer(plain(array).type):
+        return made
+    low = pc.bit_wise_and(made.array.view(pa.int32()), pa.scalar(0xFFFF, pa.int32()))
+    return made._replace(bad=either(made.bad, rows_unless(pc.equal(low, pa.scalar(0, pa.int32())))))
+
+
+def _to_clock(array: Array, target: ColumnType) -> Cast:
+    """Cast times of day, text such as 12:30:00, and numbers of seconds, of which Time has 999 hours."""
+    array = plain(array)
+    if pa.types.is_integer(array.type):
+        seconds = fit(array, pa.int64())
+        outside = rows_unless(between(seconds.array, -_MOST_CLOCK, _MOST_CLOCK))
+        return seconds._replace(bad=either(seconds.bad, outside))
+    unit: Any = tuple(UNITS)[(getattr(target, "scale", 0) + 2) // 3]
+    return to_time(array, pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit))
+
+
+def _to_interval(array: Array, _target: ColumnType) -> Cast:
+    if not pa.types.is_integer(plain(array).type):
+        raise Misfit(f"{array.type} is no whole number")
+    return fit(array, pa.int64())
 
 
 def _to_string(array: Array, _target: ColumnType) -> Cast:
@@ -106,8 +159,10 @@ def _to_string(array: Array, _target: ColumnType) -> Cast:
 
 
 def _to_fixed_string(array: Array, target: ColumnType) -> Cast:
-    raw = _to_string(array, target).array.cast(pa.binary())
-    return Cast(raw, rows_unless(pc.less_equal(pc.binary_length(raw), pa.scalar(target.byte_size))))
+    text = raw_or_text(array.storage if isinstance(array.type, pa.UuidType) else array)
+    raw = text.array.cast(pa.binary())
+    longer = rows_unless(pc.less_equal(pc.binary_length(raw), pa.scalar(target.byte_size)))
+    return Cast(raw, either(text.bad, longer))
 
 
 def _to_wide_integer(array: Array, target: ColumnType) -> Cast:
@@ -262,12 +317,15 @@ def _to_datetime64(array: Array, target: ColumnType) -> Cast:
     """Cast to times of at least the column's precision; the server cuts them to it."""
     array = plain(array)
     unit: Any = tuple(UNITS)[(target.scale + 2) // 3]
+    bad: Mask = None
     if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
-        array = to_integer(array, pa.int64()).array.cast(pa.timestamp("s", "UTC"))
+        seconds = to_integer(array, pa.int64())
+        array, bad = seconds.array.cast(pa.timestamp("s", "UTC")), seconds.bad
     times = to_timestamp(array, pa.timestamp(unit, "UTC"), _zone(target))
     ticks = times.array.cast(pa.int64())
     limits = (_SECONDS[0] * UNITS[unit], (_SECONDS[1] + 1) * UNITS[unit] - 1)
-    return times._replace(bad=either(times.bad, rows_unless(between(ticks, *limits))))
+    inside = rows_unless(between(ticks, *limits))
+    return times._replace(bad=either(bad, either(times.bad, inside)))
 
 
 def _zone(target: ColumnType) -> str | None:
@@ -291,5 +349,9 @@ _CASTERS: dict[str, Callable[[Array, ColumnType], Cast]] = {
     "Array": _to_array,
     "Map": _to_map,
     "Tuple": _to_tuple,
+    "BFloat16": _to_bfloat,
+    "Time": _to_clock,
+    "Time64": _to_clock,
+    **{f"Interval{unit}": _to_interval for unit in _INTERVALS},
     **dict.fromkeys(_WIDE_INTEGERS, _to_wide_integer),
 }

@@ -17,6 +17,7 @@ from ...columns.kinds import (
     is_bytes,
     is_nested,
     is_text,
+    null_rows,
     plain,
     rows_unless,
     rows_where,
@@ -141,9 +142,7 @@ def targets(columns: Sequence[PostgresColumn]) -> list[TargetColumn]:
 
 def _cast(column: PostgresColumn, array: Array) -> Cast:
     cast = _cast_values(array, column)
-    if array.null_count and not column.nullable:
-        return cast._replace(bad=either(cast.bad, rows_where(array.is_null())))
-    return cast
+    return cast if column.nullable else cast._replace(bad=either(cast.bad, null_rows(array)))
 
 
 def _cast_values(array: Array, column: PostgresColumn) -> Cast:

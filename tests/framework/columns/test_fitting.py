@@ -272,3 +272,14 @@ def test_spans_are_written_exactly() -> None:
     assert text_of(spans, POSTGRES).to_pylist() == [
         *("2562047788:00:54.775807", "-00:00:01.500000", None, "00:00:00"),
     ]
+
+
+def test_a_null_that_a_dictionary_hides_does_not_fit_a_field_that_is_never_null() -> None:
+    hidden = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array([7, None]))
+    structs = pa.StructArray.from_arrays([hidden], ["a"])
+    assert bad_rows(fit(structs, pa.struct([pa.field("a", pa.int64(), nullable=False)]))) == [1]
+
+
+def test_a_uuid_as_text_is_its_text_though_its_bytes_are_utf_8() -> None:
+    made = fit(pa.array([b"0" * 16], pa.uuid()), pa.string())
+    assert made.array.to_pylist() == ["30303030-3030-3030-3030-303030303030"]

@@ -156,3 +156,9 @@ async def test_a_port_in_use_is_named_and_the_directory_is_released(
         ServerError, match=rf"127\.0\.0\.1:{server.port}: Address already in use.*--port"
     ):
         await taken.__aenter__()
+
+
+async def test_an_error_with_bytes_that_are_no_text_is_an_answer(ask: Ask) -> None:
+    answer = await ask("SELECT toUInt8(unhex('fffe41'))")
+    assert answer.code == 6
+    assert answer.text.startswith("Code: 6. DB::Exception: Cannot parse string '\\xff")

@@ -101,6 +101,16 @@ CASES: list[tuple[str, list[Any], pa.DataType | None, list[int]]] = [
     ("Tuple(UInt8, String)", [{"x": 1, "y": "x"}], None, []),
     ("SimpleAggregateFunction(anyLast, Nullable(UInt8))", [None, 1, 300], None, [2]),
     ("JSON", ['{"a": 1}'], None, []),
+    ("DateTime64(3)", [0.0, 1.5, math.nan, math.inf, 1e300], None, [1, 2, 3, 4]),
+    ("DateTime64(3)", [5, 2**64 - 1], pa.uint64(), [1]),
+    ("Time", [0, 3_599_999, 3_600_000, -1], None, [2]),
+    ("Time64(3)", ["12:30:00.5", "25:00:00", "x"], None, [1, 2]),
+    ("Time64(6)", [0, 86_399_999_999], pa.time64("us"), []),
+    ("BFloat16", [256, 257, -32_767, -1, 0], None, [1, 2]),
+    ("BFloat16", [1.5, 0.1, math.nan, 1e300], None, [3]),
+    ("IntervalSecond", [1, 2**63], pa.uint64(), [1]),
+    ("Dynamic", [0, 2**62], pa.timestamp("us", "UTC"), [1]),
+    ("Variant(Date32, String)", [0, -25_568], pa.date32(), [1]),
 ]
 
 
@@ -124,6 +134,7 @@ def test_the_server_takes_every_row_that_fits(
     arrow_type: pa.DataType | None,
     expected: list[int],
 ) -> None:
+    client.set_client_setting("enable_time_time64_type", 1)
     table = create_table(f"`n` UInt8, `x` {type_name}")
     cast = cast_to(pa.array(values, arrow_type), type_of(type_name))
     fits = [n for n in range(len(values)) if n not in expected]
@@ -174,6 +185,8 @@ def test_values_keep_their_meaning(type_name: str, value: Any, expected: Any) ->
         ("Map(String, UInt8)", pa.array([1])),
         ("Tuple(a UInt8, b UInt8)", pa.array([{"a": 1, "c": 2}])),
         ("DateTime", pa.array([True])),
+        ("Time", pa.array([datetime(2020, 1, 1)])),
+        ("IntervalSecond", pa.array([1.5])),
     ],
 )
 def test_a_type_that_cannot_be_cast_is_a_misfit(type_name: str, array: Any) -> None:
@@ -198,6 +211,44 @@ def test_dictionaries_and_extension_types_are_unwrapped() -> None:
     assert cast_to(words, type_of("LowCardinality(String)")).array.to_pylist() == ["a", "b", "a"]
     uuids = pa.array([b"0123456789abcdef"], pa.uuid())
     assert cast_to(uuids, type_of("UUID")).array.to_pylist() == [b"0123456789abcdef"]
+
+
+def test_a_uuid_is_text_in_a_string_and_its_bytes_in_a_fixed_string() -> None:
+    uuids = pa.array([b"0" * 16, b"\xff" * 16], pa.uuid())
+    text = ["30303030-3030-3030-3030-303030303030", "ffffffff-ffff-ffff-ffff-ffffffffffff"]
+    assert cast_to(uuids, type_of("String")).array.to_pylist() == text
+    assert cast_to(uuids, type_of("FixedString(16)")).array.to_pylist() == [
+        b"0" * 16,
+        b"\xff" * 16,
+    ]
+
+
+HIDDEN = [
+    pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array([7, None])),
+    pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3], pa.int32()), pa.array([7, None, 8])),
+]
+
+
+@pytest.mark.parametrize("array", HIDDEN)
+@pytest.mark.parametrize("type_name", ["UInt8", "String", "DateTime", "Decimal(5, 2)"])
+def test_a_null_among_the_values_of_a_dictionary_or_of_runs_is_null(
+    type_name: str, array: Any
+) -> None:
+    assert bad_rows(array, type_name) == [1]
+    assert bad_rows(array, f"Nullable({type_name})") == []
+
+
+def test_what_is_no_text_does_not_fit_a_fixed_string() -> None:
+    beyond_a_day = pa.array([0, 86_400, -1], pa.int32()).view(pa.time32("s"))
+    assert bad_rows(beyond_a_day, "FixedString(8)") == [1, 2]
+
+
+def test_times_that_the_server_would_change_do_not_fit_json_at_any_depth() -> None:
+    far = pa.array([0, 2**62, None], pa.timestamp("us", "UTC"))
+    assert bad_rows(pa.StructArray.from_arrays([far], ["t"]), "JSON") == [1]
+    assert bad_rows(pa.array([[0], [1, 2**62], None], pa.list_(far.type)), "Nullable(JSON)") == [1]
+    maps = pa.array([[("a", 0)], [("b", 2**62)]], pa.map_(pa.string(), far.type))
+    assert bad_rows(maps, "JSON") == [1]
 
 
 @pytest.mark.parametrize("type_name", ["UInt8", "DateTime", "Array(UInt8)", "Map(String, UInt8)"])

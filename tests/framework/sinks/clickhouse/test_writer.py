@@ -434,3 +434,15 @@ async def test_a_distributed_table_does_not_evolve(
                 await writer.open(context)
         finally:
             await writer.close()
+
+
+@pytest.mark.parametrize("kind", ["Dynamic", "Variant(Int64, String)", "Nullable(Int64)"])
+async def test_null_stays_null(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter, kind: str
+) -> None:
+    table = create_table(f"{OFFSETS}, `x` {kind}, `d` Int64 MATERIALIZED 5")
+    writer = await open_writer(table)
+    await flush(writer, rows(0, 3, x=pa.array([1, None, 0])))
+    assert client.query(f"SELECT isNull(x) FROM {table} ORDER BY offset").result_columns == [
+        [0, 1, 0]
+    ]
