@@ -6,6 +6,7 @@ import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,3 +150,53 @@ async def test_a_worker_of_several_joins_when_it_is_admitted_and_says_when_it_ha
         await journal.until(lambda j: j.count == 1)
         worker.shutdown("the test is over")
     assert said == ["reports", "joined", "left"]
+
+
+class Leaving(MemoryConsumer):
+    """Knows whether it has left the group."""
+
+    leaves: bool | None = None
+
+    async def stop(self, *, leave: bool = False) -> None:
+        self.leaves = leave
+        await super().stop(leave=leave)
+
+
+@pytest.mark.parametrize(("replaced", "fails"), [(False, False), (True, False), (False, True)])
+async def test_a_worker_leaves_the_group_unless_it_is_replaced_or_has_failed(
+    replaced: bool, fails: bool
+) -> None:
+    consumer, journal = Leaving(), Journal()
+
+    async def admitted() -> None:
+        pass
+
+    link = SupervisorLink(
+        name="worker 1",
+        report=lambda status, registry: None,
+        admitted=admitted,
+        joined=lambda: None,
+        left=lambda: None,
+        leaves=lambda: not replaced,
+        failed=lambda reason: None,
+    )
+    strategy = Strategy(locate, [MemoryWriter(journal, max_rows=1)])
+    settings = Settings(topics=("t",), group="g", commit_interval=3600)
+    worker = Worker(strategy, settings, consumer=consumer, supervisor=link)
+    with suppress(BaseExceptionGroup):
+        async with anyio.create_task_group() as tasks:
+            tasks.cancel_scope.deadline = anyio.current_time() + 30
+            tasks.start_soon(worker.run)
+            await consumer.started.wait()
+            await consumer.assign([P0])
+            put(consumer, 0, 0, b"a")
+            await journal.until(lambda j: j.count == 1)
+            while not worker.status().settled:  # noqa: ASYNC110  the journal is told before
+                await anyio.sleep(0.01)
+            if fails:
+                put(consumer, 0, 1, b"poison")
+            else:
+                worker.shutdown("the test is over")
+    assert (worker.failure is not None) == fails
+    assert consumer.leaves == (not replaced and not fails)
+    assert consumer.commits[-1] == {P0: 1}, "a worker that fails commits what is settled, too"

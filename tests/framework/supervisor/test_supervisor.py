@@ -246,3 +246,15 @@ async def test_a_directory_is_served_once_until_the_end(monkeypatch: pytest.Monk
         assert failed == Served(None, "the supervisor cannot serve taken: in use by process 7")
         assert Engine.events == ["+a", "+b"]
     assert Engine.events == ["+a", "+b", "-b", "-a"]
+
+
+async def test_a_rolling_restart_ends_where_a_new_process_did_not_join(tmp_path: Path) -> None:
+    planned = Planned(tmp_path, ["runs", "fails", "runs"], ["runs"])
+    async with running(planned) as run:
+        await planned.until("0 joined")
+        await planned.until("1 joined")
+        planned.supervisor.roll()
+        await planned.until("0 joined", 2)
+        await anyio.sleep(0.5)  # the other one would begin at once
+    assert run.code == 0
+    assert planned.lines().count("1 begins") == 1

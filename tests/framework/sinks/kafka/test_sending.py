@@ -186,3 +186,38 @@ async def test_a_producer_that_is_fenced_may_have_written_its_messages() -> None
     with pytest.raises(ProducerLost) as caught:
         await sending([0]).attempt(producer, 1.0, idempotent=True)
     assert caught.value.may_double
+
+
+class Silent(Answers):
+    """Answers of one partition; the other one does not answer."""
+
+    async def send_batch(self, *_: object, **__: object) -> asyncio.Future[None]:
+        return await super().send_batch() if self.errors else asyncio.Future()
+
+
+async def test_messages_in_flight_of_a_lost_producer_may_be_there_twice() -> None:
+    """The other partition has not answered when the producer is replaced."""
+    producer: Any = Silent(errors.MessageSizeTooLargeError())
+    with pytest.raises(ProducerLost) as caught:
+        await sending([0, 1]).attempt(producer, 0.1, idempotent=True)
+    assert caught.value.may_double
+
+
+@pytest.mark.parametrize("doubles", [True, False])
+async def test_a_writer_says_so_when_a_lost_producer_may_double(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, *, doubles: bool
+) -> None:
+    attempts = []
+
+    async def lose(*_: object, **__: object) -> None:
+        attempts.append(1)
+        raise ProducerLost("fenced", may_double=doubles)
+
+    monkeypatch.setattr(SendState, "attempt", lose)
+    await create(broker)
+    async with opened(broker, KafkaWriter(TOPIC, value="v")) as writer:
+        writer.add(rows_of(v=["a"]))
+        result = await outcome(writer)
+    assert isinstance(result, Retry)
+    assert result.may_double is doubles
+    assert len(attempts) == 1 if doubles else len(attempts) > 1, "else a new producer goes on"

@@ -123,6 +123,7 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
         assert set(offsets_in(target)) <= set(range(5))
         heir = await opened(target, context, partition_by=partition_by)
         assert await flush(heir, rows(0, 4, **days), replayed=True) == Flushed()
+        assert offsets_in(target) == list(range(5)), "one file of several is not the range"
         late = await opened(target, context, partition_by=partition_by)  # was suspended meanwhile
         late._proven.add(TopicPartition("t", 0))
         assert await flush(late, rows(0, 4, **days)) == Flushed()

@@ -119,3 +119,39 @@ async def test_a_generation_below_one_that_was_written_is_refused_and_not_taken_
         await flush(behind, rows(0, 4), generation=8)
     assert await flush(behind, rows(0, 4), generation=10) == Flushed()
     assert query(postgres_url) == sorted([*range(10), *range(5)])
+
+
+async def test_a_writer_of_an_earlier_range_waits_for_the_transaction_of_a_later_one(
+    postgres_url: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it could not see the later range, and would write rows that were written before."""
+    owner, late = [await opened(postgres_url, context) for _ in range(2)]
+    assert await flush(late, rows(0, 4)) == Flushed()
+    execute(postgres_url, "TRUNCATE kmr_ranges")  # as if the owner had pruned it
+    here, on, ended = anyio.Event(), anyio.Event(), anyio.Event()
+    prune = Ranges.prune
+
+    async def pause(*arguments: Any) -> None:
+        here.set()
+        await on.wait()
+        await prune(*arguments)
+
+    monkeypatch.setattr(Ranges, "prune", pause)
+    async with anyio.create_task_group() as tasks:
+
+        async def write_late() -> None:
+            assert await flush(late, rows(0, 4)) == Flushed()
+            ended.set()
+
+        async def write() -> None:
+            assert await flush(owner, rows(5, 9), replayed=True) == Flushed()
+
+        tasks.start_soon(write)
+        await here.wait()
+        monkeypatch.setattr(Ranges, "prune", prune)
+        tasks.start_soon(write_late)
+        with anyio.move_on_after(1.0):
+            await ended.wait()
+        assert not ended.is_set()
+        on.set()
+    assert query(postgres_url) == list(range(10))

@@ -122,8 +122,21 @@ async def test_a_reset_of_the_offsets_writes_again_and_another_tool_is_found_out
     again = await opened(postgres_url, context)
     with pytest.raises(UnexpectedDuplicate, match=r"t-0\[0..4\].*run kmr offsets reset"):
         await flush(again, rows(0, 4))
+    third = await opened(postgres_url, context)
+    with pytest.raises(UnexpectedDuplicate, match=r"t-0\[9..12\]"):
+        await flush(third, rows(9, 12))  # it begins at the last record that was written
     assert await flush(again, rows(0, 4), generation=7) == Flushed()
     assert query(postgres_url) == sorted([*range(10), *range(5)])
+
+
+async def test_a_range_of_one_record_that_was_written_in_a_larger_one_is_not_written_again(
+    postgres_url: str, context: Context
+) -> None:
+    owner, late = [await opened(postgres_url, context) for _ in range(2)]
+    assert await flush(late, rows(0, 3)) == Flushed()
+    assert await flush(owner, rows(4, 9), replayed=True) == Flushed()
+    assert await flush(late, rows(9, 9)) == Flushed(), "a range of another cut, long after"
+    assert query(postgres_url) == list(range(10))
 
 
 async def test_rows_that_do_not_fit_go_to_reduce_err_and_the_others_are_written(

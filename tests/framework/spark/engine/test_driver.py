@@ -14,9 +14,10 @@ pytest.importorskip("pyspark")
 from kmr import Strategy
 from kmr.errors import RecordFailed, SinkError
 from kmr.observe.metrics import Metrics
+from kmr.record import Range, Rows
 from kmr.sinks import StreamWriter
-from kmr.spark.engine.driver import DriverReducers
-from kmr.spark.engine.report import read_reports
+from kmr.spark.engine.driver import DriverReducers, _merge_rows
+from kmr.spark.engine.report import TaskReport, read_reports
 from tests.framework.spark.engine.made_tasks import CONTEXT, COUNT, PickySink, parse, task
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
-
-    from kmr.record import Range
 
 
 def no_reread(_wanted: Range) -> pa.RecordBatch:
@@ -85,3 +84,10 @@ def test_failed_records_reach_the_error_sink_or_stop_the_query(settle: Any, tmp_
     without = Strategy(parse, [PickySink()])
     with pytest.raises(RecordFailed, match="poisoned"):
         settle(without, task(without, values))
+
+
+def test_the_ranges_of_an_aggregate_are_all_that_tasks_read_also_of_one_record() -> None:
+    reports = [TaskReport("t", 0, 0, 9), TaskReport("t", 1, 5, 5), TaskReport("t", 2, 7, 6)]
+    rows = Rows(pa.table({"n": [1]}), ())
+    (merged,) = _merge_rows([rows], reports)
+    assert merged.ranges == (Range("t", 0, 0, 9), Range("t", 1, 5, 5))
