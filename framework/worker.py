@@ -17,9 +17,10 @@ import structlog
 from ._extras import installed_version
 from .errors import BrokerUnavailable, DeadlineExceeded, Escaped, KmrError, no_escape, reason_of
 from .events import EventHandler, Shutdown, StageFailed
-from .kafka.connection import consumer_config
+from .kafka.connection import connection_config, consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
 from .kafka.subscription import Subscription
+from .observe.backfill import BackfillWatch
 from .observe.health import HealthServer
 from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
@@ -133,6 +134,10 @@ class Worker:
             only_history=settings.history,
             metrics=self.metrics,
         )
+        self._backfill: BackfillWatch | None = None
+        if consumer is None and not settings.history:
+            config = connection_config(settings)
+            self._backfill = BackfillWatch(config, settings.group, self.metrics)
         self._liveness = Liveness(settings.stall_timeout)
         self._shutdown = anyio.Event()
         self._starting = anyio.CancelScope()
@@ -224,9 +229,18 @@ class Worker:
                     tasks.start_soon(self._report_joined, self._supervisor)
                 tasks.start_soon(self._committer.run)
                 tasks.start_soon(self._observe)
+                tasks.start_soon(self._follow_backfill)
                 await self._pipeline.run()
                 await self._committer.commit()
             tasks.cancel_scope.cancel()
+
+    async def _follow_backfill(self) -> None:
+        """Follow a backfill, once a partition has a generation: the cut begins one."""
+        while self._backfill is not None:
+            if any(self._committer.generations.values()):
+                await self._backfill.run()
+                return
+            await anyio.sleep(self._settings.commit_interval)
 
     def _skip(self, partition: TopicPartition, offset: int) -> None:
         self.metrics.offset_resets.labels(partition.topic).inc()
@@ -450,6 +464,7 @@ class Worker:
         tables = tuple(each.status() for each in pipeline.tables)
         late = next((str(t) for t in tables if t.problem is not None or not t.is_loaded), None)
         return WorkerStatus(
+            backfill=None if self._backfill is None else self._backfill.status,
             state=state,
             live=stalled is None and state != "failed",
             ready=state in ("running", "suspended") and not pipeline.is_restoring,

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from .._extras import require_extra
 from ..config.flags import Given, settings_flags
+from ..delivery.announcement import history_group
 from ..errors import SettingsError, StrategyError
 from ..history.backfill import (
     Wanted,
@@ -26,7 +27,6 @@ from ..history.backfill import (
     watching,
     worker_flags,
 )
-from ..history.plan import history_group
 from ..history.progress import view_of
 from ..kafka.subscription import Subscription
 from ..loading import load_strategy

@@ -165,6 +165,11 @@ def _summary(view: StatusView) -> Text:
     if status.failed or status.repeated:
         text.append(f"  failed {status.failed:,}", "red" if status.failed else "")
         text.append(f"  repeated {status.repeated:,}", "yellow" if status.repeated else "")
+    if (past := status.backfill) is not None and past.done < past.offsets:
+        left = "?" if past.seconds_left is None else f"{past.seconds_left:.0f} s"
+        text.append(
+            f"\nbackfill {past.done:,} of {past.offsets:,}, {_rate(past.rate)}, {left} left"
+        )
     if status.problem is not None:
         text.append(f"\n{status.problem}", "yellow" if status.live else "bold red")
     return text

@@ -61,6 +61,15 @@ class BackfillRange(msgspec.Struct, frozen=True, array_like=True):
     until: int
     engine: str = "worker"
 
+    @property
+    def offsets(self) -> int:
+        """How many offsets it has."""
+        return self.until - self.first
+
+    def done(self, committed: int) -> int:
+        """Return how many offsets are done, by the committed offset of the group that reads it."""
+        return max(0, min(committed, self.until) - self.first)
+
 
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr", tag=1):
     """One range of one partition that is about to be written. As text: JSON with its version in `kmr`.
@@ -220,6 +229,11 @@ def history_of(partition: TopicPartition, committed: CommitOffset | None) -> Bac
     """
     found = _read(partition, committed)
     return None if found is None else found.history
+
+
+def history_group(group: str) -> str:
+    """Return the name of the group that reads the history of a group."""
+    return f"{group}.backfill"
 
 
 def next_generation(before: Iterable[int] = ()) -> int:

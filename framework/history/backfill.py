@@ -11,12 +11,13 @@ import anyio
 import structlog
 from anyio.from_thread import start_blocking_portal
 
+from ..delivery.announcement import history_group
 from ..errors import ConsumerError, SettingsError
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..kafka.subscription import Subscription
 from .cut import commit_cut, refuse_members
-from .plan import BackfillPlan, history_group
+from .plan import BackfillPlan
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from ..delivery.announcement import history_group
 from ..errors import CommitFenced, ConsumerError
 from ..kafka.connection import consumer_config
 from ..kafka.kafka_consumer import KafkaConsumer
-from .plan import history_group
 
 if TYPE_CHECKING:
     from ..kafka.admin import Admin

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import structlog
 
+from ..delivery.announcement import history_group
 from ..errors import ConsumerError, StrategyError
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from ..sinks.exchanging import VersionGroups
-from .plan import BackfillPlan, history_group
+from .plan import BackfillPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,6 +13,7 @@ from ..delivery.announcement import (
     BackfillRange,
     Generation,
     generation_of,
+    history_group,
     history_of,
     next_generation,
 )
@@ -30,11 +31,6 @@ Bound: TypeAlias = "Literal['start', 'end'] | int | Mapping[int, int]"
 partition."""
 
 _SHOWN = 3
-
-
-def history_group(group: str) -> str:
-    """Return the name of the group that reads the history of a group."""
-    return f"{group}.backfill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,7 @@ class BackfillPlan:
     @property
     def offsets(self) -> int:
         """How many offsets the history has."""
-        return sum(each.until - each.first for each in self.histories.values())
+        return sum(each.offsets for each in self.histories.values())
 
     @property
     def cut(self) -> dict[TopicPartition, CommitOffset]:
@@ -132,9 +128,7 @@ class BackfillPlan:
     def done(self, committed: Mapping[TopicPartition, CommitOffset]) -> dict[TopicPartition, int]:
         """Return how many offsets of each partition are done, by the commits of the history's group."""
         return {
-            at: max(0, min(committed[at].offset, history.until) - history.first)
-            if at in committed
-            else 0
+            at: history.done(committed[at].offset) if at in committed else 0
             for at, history in self.histories.items()
         }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from abc import abstractmethod
-from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Self
 
@@ -13,7 +12,7 @@ import structlog
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from ..config.schema import SECONDS, show_quantity
+from ..observe.backfill import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,55 +22,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_WINDOW: Final = 60.0  # seconds, of which the rate is
 _INTERVAL: Final = 10.0  # seconds between lines of the log
 _MOST: Final = 16
 """Partitions with a bar, or in a line of the log: those with the most left."""
-
-
-class Pace:
-    """How fast a backfill is, by what was done at several moments.
-
-    Args:
-        total: offsets of the whole history.
-    """
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self._moments: deque[tuple[float, int]] = deque()
-
-    def note(self, done: int, now: float) -> None:
-        """Note how many offsets are done now."""
-        self._moments.append((now, done))
-        while now - self._moments[0][0] > _WINDOW:
-            self._moments.popleft()
-
-    @property
-    def done(self) -> int:
-        """Offsets that were done at the last moment."""
-        return self._moments[-1][1] if self._moments else 0
-
-    @property
-    def rate(self) -> float:
-        """Offsets a second in the last minute."""
-        if len(self._moments) < 2:
-            return 0.0
-        (begun, before), (now, done) = self._moments[0], self._moments[-1]
-        return max(0, done - before) / max(now - begun, 1e-9)
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until the end at this rate; infinite while nothing moves."""
-        left = self.total - self.done
-        return left / self.rate if self.rate else (math.inf if left else 0.0)
-
-    def __str__(self) -> str:
-        left = (
-            "?"
-            if math.isinf(self.seconds_left)
-            else show_quantity(round(self.seconds_left), SECONDS)
-        )
-        return f"{self.rate:,.0f} records/s, {left} left"
 
 
 class ProgressView(ExitStack):

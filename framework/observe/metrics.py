@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from ..lookups.follower import Follower
-    from .status import PartitionStatus, StageStatus
+    from .status import BackfillStatus, PartitionStatus, StageStatus
     from .tracing import Tracing
 
 BACKPRESSURE_OF_INTAKE: Final = ("intake", "inflight_bytes")
@@ -104,6 +104,12 @@ class Metrics:
         self.held_seconds = gauge(
             "held_seconds",
             "Age of the oldest batch that open windows hold, by its newest timestamp; 0 without one.",
+            "topic",
+            "partition",
+        )
+        self.backfill_left = gauge(
+            "backfill_left_records",
+            "Offsets of the history that kmr backfill has not read yet: the same in each worker of a group.",
             "topic",
             "partition",
         )
@@ -310,6 +316,12 @@ class Metrics:
         self.held_seconds.labels(*labels).set(
             0.0 if oldest is None else max(0.0, time.time() - oldest)
         )
+
+    def observe_backfill(self, status: BackfillStatus) -> None:
+        """Update what a backfill has left."""
+        for each in status.partitions:
+            left = self.backfill_left.labels(each.topic, str(each.partition))
+            left.set(each.offsets - each.done)
 
     def observe_lag(self, partition: PartitionStatus, oldest: float | None) -> None:
         """Update the lag of a partition.

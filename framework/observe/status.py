@@ -110,6 +110,39 @@ class TableStatus(msgspec.Struct, frozen=True):
         return f"loading table {self.name}: {self.progress}"
 
 
+class BackfillPartition(msgspec.Struct, frozen=True):
+    """One partition's history.
+
+    Attributes:
+        offsets: how many it has.
+        done: how many of them are read, and written.
+    """
+
+    topic: str
+    partition: int
+    offsets: int
+    done: int
+
+
+class BackfillStatus(msgspec.Struct, frozen=True):
+    """The backfill beside the worker (`kmr backfill`), of all partitions of the topic.
+
+    Attributes:
+        group: that reads it.
+        offsets: how many the history has.
+        done: how many of them are read, and written.
+        rate: offsets a second in the last minute.
+        seconds_left: at this rate; None while nothing moves.
+    """
+
+    group: str
+    offsets: int
+    done: int
+    rate: float
+    seconds_left: float | None
+    partitions: tuple[BackfillPartition, ...]
+
+
 class WorkerSummary(msgspec.Struct, frozen=True):
     """One of several workers of one command.
 
@@ -150,6 +183,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
         repeated: attempts to flush, and commits, that failed since the start and were repeated.
         failures: the latest ones, with their reasons.
         tables: the look-up tables.
+        backfill: the backfill beside it; None without one.
         letters: the topic that a `DeadLetterWriter` writes failed records to; None without one.
     """
 
@@ -172,3 +206,4 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     failures: tuple[FailureSummary, ...] = ()
     letters: str | None = None
     tables: tuple[TableStatus, ...] = ()
+    backfill: BackfillStatus | None = None

@@ -78,6 +78,7 @@ class FleetStatus:
             repeated=sum(worker.repeated for worker in self._workers),
             failures=latest(each for worker in self._workers for each in worker.failures()),
             letters=next((status.letters for _, status in known), None),
+            backfill=next((each.backfill for _, each in known if each.backfill is not None), None),
             tables=tuple(
                 msgspec.structs.replace(table, name=f"{table.name} worker {index}")
                 for index, status in known

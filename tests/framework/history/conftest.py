@@ -18,7 +18,7 @@ import clickhouse_connect
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from kmr.history.plan import history_group
+from kmr.delivery.announcement import history_group
 from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import connection_config
 from kmr.settings import Settings

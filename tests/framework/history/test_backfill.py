@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import urllib.request
 from typing import TYPE_CHECKING
 
 import anyio
 from aiokafka.admin import NewPartitions
 
+from kmr.chaos.services import free_port
 from kmr.kafka.admin import connect_admin
 from tests.framework.history.conftest import PARTITIONS
 
@@ -148,8 +151,12 @@ async def test_a_live_worker_begins_at_the_cut_and_a_partition_that_is_added_is_
             await admin._client.create_partitions({"t": NewPartitions(PARTITIONS + 1)})
         await past.send_to_new(PARTITIONS, 700)
         await past.send(0, 300)
-        async with past.running("run"):
+        port = free_port()
+        async with past.running("run", "--http-port", str(port)):
             await past.until_done(past.group, 3000)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/status") as answer:  # noqa: ASYNC210
+                backfill = json.load(answer)["backfill"]
+            assert (backfill["group"], backfill["offsets"]) == (past.history, 2000)
             present = [row for row in past.found() if row[0] == PARTITIONS or row[1] >= 2000]
             assert present == [
                 row for row in past.expected() if row[0] == PARTITIONS or row[1] >= 2000

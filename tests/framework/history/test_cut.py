@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from kmr.delivery.announcement import BackfillRange, Generation
+from kmr.delivery.announcement import BackfillRange, Generation, history_group
 from kmr.errors import ConsumerError
 from kmr.history.backfill import Wanted, begin, prepare
-from kmr.history.plan import BackfillPlan, history_group
+from kmr.history.plan import BackfillPlan
 from kmr.kafka.admin import Admin, connect_admin
 from kmr.kafka.connection import connection_config, consumer_config
 from kmr.kafka.consumer import CommitOffset

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmr.delivery.announcement import BackfillRange, Generation
+from kmr.delivery.announcement import BackfillRange, Generation, history_group
 from kmr.errors import ConsumerError
-from kmr.history.plan import BackfillPlan, history_group
+from kmr.history.plan import BackfillPlan
 from kmr.kafka.consumer import CommitOffset
 from kmr.record import TopicPartition
 

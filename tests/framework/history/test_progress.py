@@ -10,7 +10,8 @@ from structlog.testing import capture_logs
 
 from kmr.delivery.announcement import BackfillRange
 from kmr.history.plan import BackfillPlan
-from kmr.history.progress import Bars, LogLines, Pace, most_behind
+from kmr.history.progress import Bars, LogLines, most_behind
+from kmr.observe.backfill import Pace
 from kmr.record import TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(20)]

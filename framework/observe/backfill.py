@@ -1,0 +1,130 @@
+"""The progress of the backfill beside a live worker: the committed offsets of its group say it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import structlog
+
+from ..config.schema import SECONDS, show_quantity
+from ..delivery.announcement import history_group, history_of
+from ..errors import ConsumerError
+from ..kafka.admin import NotAllowed, connect_admin
+from .status import BackfillPartition, BackfillStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..kafka.connection import ConnectionConfig
+    from ..kafka.consumer import CommitOffset
+    from ..record import TopicPartition
+    from .metrics import Metrics
+
+_log = structlog.get_logger(__name__)
+
+_WINDOW: Final = 60.0  # seconds, of which the rate is
+_INTERVAL: Final = 10.0  # seconds between looks
+
+
+class Pace:
+    """How fast a backfill is, by what was done at several moments.
+
+    Args:
+        total: offsets of the whole history.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._moments: deque[tuple[float, int]] = deque()
+
+    def note(self, done: int, now: float) -> None:
+        """Note how many offsets are done now."""
+        self._moments.append((now, done))
+        while now - self._moments[0][0] > _WINDOW:
+            self._moments.popleft()
+
+    @property
+    def done(self) -> int:
+        """Offsets that were done at the last moment."""
+        return self._moments[-1][1] if self._moments else 0
+
+    @property
+    def rate(self) -> float:
+        """Offsets a second in the last minute."""
+        if len(self._moments) < 2:
+            return 0.0
+        (begun, before), (now, done) = self._moments[0], self._moments[-1]
+        return max(0, done - before) / max(now - begun, 1e-9)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the end at this rate; infinite while nothing moves."""
+        left = self.total - self.done
+        return left / self.rate if self.rate else (math.inf if left else 0.0)
+
+    def __str__(self) -> str:
+        left = (
+            "?"
+            if math.isinf(self.seconds_left)
+            else show_quantity(round(self.seconds_left), SECONDS)
+        )
+        return f"{self.rate:,.0f} records/s, {left} left"
+
+
+class BackfillWatch:
+    """Follows the backfill of a group until it is done.
+
+    Attributes:
+        status: None as long as no backfill is known.
+    """
+
+    def __init__(self, config: ConnectionConfig, group: str, metrics: Metrics) -> None:
+        self.status: BackfillStatus | None = None
+        self._config = config
+        self._group = history_group(group)
+        self._metrics = metrics
+        self._pace: Pace | None = None
+
+    async def run(self) -> None:
+        """Look at the committed offsets of the backfill; return when it is done, or there is none."""
+        while True:
+            try:
+                async with connect_admin(self._config) as admin:
+                    while self._note(  # noqa: ASYNC110  polls the broker
+                        await admin.list_group_offsets(self._group), anyio.current_time()
+                    ):
+                        await anyio.sleep(_INTERVAL)
+                return
+            except NotAllowed:
+                return
+            except ConsumerError as error:
+                _log.debug("progress of the backfill unknown, trying again", reason=str(error))
+            await anyio.sleep(_INTERVAL)
+
+    def _note(self, committed: Mapping[TopicPartition, CommitOffset], now: float) -> bool:
+        """Note the commits; return whether something is left to do."""
+        parts = [
+            BackfillPartition(*at, history.offsets, history.done(entry.offset))
+            for at, entry in sorted(committed.items())
+            if (history := history_of(at, entry)) is not None and history.offsets
+        ]
+        if not parts:
+            return False
+        total, done = sum(each.offsets for each in parts), sum(each.done for each in parts)
+        if self._pace is None:
+            self._pace = Pace(total)
+        self._pace.note(done, now)
+        left = self._pace.seconds_left
+        self.status = BackfillStatus(
+            self._group,
+            total,
+            done,
+            self._pace.rate,
+            None if math.isinf(left) else left,
+            tuple(parts),
+        )
+        self._metrics.observe_backfill(self.status)
+        return done < total
