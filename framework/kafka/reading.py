@@ -60,8 +60,8 @@ class Progress:
         self._reader = consumer, fetcher
 
     def note(self, batch: Batch) -> None:
-        """Note that a batch was yielded."""
-        left = self._ends[batch.topic_partition] - batch.first
+        """Note that a batch was yielded; nothing where only spans are read, whose end is known."""
+        left = self._ends.get(batch.topic_partition, batch.first) - batch.first
         self.read += max(0, min(left, batch.last + 1 - batch.first))
 
     def current_at(self) -> float | None:

@@ -131,7 +131,12 @@ class Past:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "KMR_CLICKHOUSE_URL": self.url, "COLUMNS": "200"}
+        return {
+            **os.environ,
+            "KMR_CLICKHOUSE_URL": self.url,
+            "COLUMNS": "200",
+            "KMR_LOG__FORMAT": "json",
+        }
 
     async def run(self, *flags: str, strategy: str = "strategy") -> Run:
         """Run `kmr backfill` to its end."""

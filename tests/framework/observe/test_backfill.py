@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import anyio
-import pytest
 from prometheus_client import generate_latest
 
-from kmr.delivery.announcement import Generation, History
+from kmr.delivery.announcement import BackfillRange, Generation
 from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import ConnectionConfig
 from kmr.kafka.consumer import CommitOffset
 from kmr.observe import backfill
 from kmr.observe.backfill import BackfillWatch
 from kmr.observe.metrics import Metrics
-from kmr.observe.status import BackfillPartition
+from kmr.observe.status import BackfillPartition, BackfillStatus
 from kmr.record import TopicPartition
 
 if TYPE_CHECKING:
+    import pytest
+
     from kmr.broker import Broker
     from tests.framework.conftest import CreateTopic, Produce
 
@@ -38,7 +39,7 @@ async def test_the_commits_of_the_other_group_are_the_progress(
         async with connect_admin({"bootstrap_servers": broker.bootstrap_servers}) as admin:
             entries = {
                 TopicPartition("t", p): CommitOffset(
-                    offset, Generation(7, history=History(2, until)).metadata
+                    offset, Generation(7, history=BackfillRange(2, until)).metadata
                 )
                 for p, (offset, until) in enumerate(zip(offsets, (10, 8), strict=True))
             }
@@ -48,15 +49,15 @@ async def test_the_commits_of_the_other_group_are_the_progress(
     config = ConnectionConfig(bootstrap_servers=broker.bootstrap_servers)
     watch = BackfillWatch(config, "g", metrics)
     await watch.run()  # there is none: it returns
-    assert watch.status is None
+    assert status(watch) is None
     await commit(2, 5)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch.run)
         with anyio.fail_after(30):
-            while watch.status is None:  # noqa: ASYNC110  set by the watch
+            while (begun := status(watch)) is None:  # noqa: ASYNC110  set by the watch
                 await anyio.sleep(0.01)
-        assert (watch.status.offsets, watch.status.done) == (14, 3)
-        assert watch.status.partitions == (
+        assert (begun.offsets, begun.done) == (14, 3)
+        assert begun.partitions == (
             BackfillPartition("t", 0, 8, 0),
             BackfillPartition("t", 1, 6, 3),
         )
@@ -64,7 +65,13 @@ async def test_the_commits_of_the_other_group_are_the_progress(
         assert 'kmr_backfill_left_records{partition="0",topic="t"} 8.0' in text
         assert 'kmr_backfill_left_records{partition="1",topic="t"} 3.0' in text
         await commit(10, 9)  # the watch ends, and this block with it
-    assert (watch.status.done, watch.status.seconds_left) == (14, 0.0)
+    ended = status(watch)
+    assert ended is not None
+    assert (ended.done, ended.seconds_left) == (14, 0.0)
+
+
+def status(watch: BackfillWatch) -> BackfillStatus | None:
+    return watch.status
 
 
 async def test_a_broker_that_does_not_answer_is_asked_again(

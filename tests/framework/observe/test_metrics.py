@@ -35,6 +35,7 @@ NAMES = {
     "kmr_held_records",
     "kmr_held_seconds",
     "kmr_late_rows",
+    "kmr_backfill_left_records",
     "kmr_lookup_rows",
     "kmr_lookup_stale_seconds",
     "kmr_memory_bytes",
@@ -123,6 +124,7 @@ def test_a_worker_that_has_only_begun_has_all_series_but_those_of_partitions_and
     metrics.begin("g", "flow:strategy", ["reduce-1"], ["t"])
     empty = {family.name for family in metrics.registry.collect() if not family.samples}
     of_partitions = {"kmr_consumer_lag_records", "kmr_consumer_lag_seconds"}
+    of_partitions.add("kmr_backfill_left_records")
     of_flushes_by_reason = {"kmr_reduce_flushes", "kmr_reduce_flush_retrying_seconds"}
     of_windows = {"kmr_held_records", "kmr_held_seconds", "kmr_late_rows"}
     of_tables = {"kmr_lookup_rows", "kmr_lookup_stale_seconds"}
