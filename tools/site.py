@@ -107,7 +107,9 @@ _TOPICS: Final = {
         "Reducers",
         "What collects rows and hands them on, and what your own reducer extends.",
     ),
-    "sinks": ("Sinks", "What writes rows, and what a writer of your own extends."),
+    "databases": ("Databases", "What writes rows to ClickHouse and PostgreSQL."),
+    "sinks": ("Topics, files, Spark", "What writes rows elsewhere."),
+    "own-sinks": ("Your own sink", "What a writer of your own extends and raises."),
     "testing": (
         "Testing",
         "Tools for tests. [Testing](../../testing.md) has the fixtures for pytest.",
@@ -131,13 +133,18 @@ _OF_ROOMS: Final = {
     "values": "values",
     "reducers": "reducers",
     "memory": "reducers",
-    "delivery": "sinks",
+    "delivery": "own-sinks",
     "running": "running",
     "peeking": "running",
 }
 _OF_NAMES: Final = {
+    **dict.fromkeys(("ClickHouseWriter", "PostgresWriter"), "databases"),
     **dict.fromkeys(
-        ("Range", "Capabilities", "Delivery", "Refusal", "RowsRefused", "Write"), "sinks"
+        (
+            *("Range", "Capabilities", "Delivery", "Refusal", "RowsRefused", "Write"),
+            *("Sink", "RangeWriter", "RangeRows", "Collecting", "one_table"),
+        ),
+        "own-sinks",
     ),
     "BrokerError": "errors",
 }
