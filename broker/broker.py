@@ -29,7 +29,7 @@ from .server.server import Endpoint, Server, bind
 from .server.tls import server_context
 from .storage.data_directory import DataDirectory
 from .storage.group_commit import SYNC_THREADS, GroupCommit
-from .storage.storage import Storage
+from .storage.storage import BrokerStorage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -140,7 +140,7 @@ class Broker:
             data = DataDirectory(settings.data_dir)
             if users is not None:
                 users.secret = data.secret
-            storage = Storage(data, settings)
+            storage = BrokerStorage(data, settings)
             stack.push_async_callback(storage.close)
             await storage.open()
             topics = storage.topics

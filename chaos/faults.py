@@ -10,7 +10,6 @@ from anyio import to_thread
 
 from chaos.site import Site
 from kmr.chaos.faults import (
-    Fault,
     KillBroker,
     KillClickHouse,
     KillEverything,
@@ -19,6 +18,7 @@ from kmr.chaos.faults import (
     RebalanceStorm,
     RestartWorker,
     ShortStorm,
+    StormFault,
     kill_and_start,
     kill_and_start_in_order,
     own,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="Link | PostgresServer")
 
 
-class KillClickHouseWriting(Fault[Site]):
+class KillClickHouseWriting(StormFault[Site]):
     """SIGKILL of ClickHouse within milliseconds after INSERTs have reached it: some are half written."""
 
     name = "kill-clickhouse-writing"
@@ -74,7 +74,7 @@ class KillClickHouseAndWorkers(KillClickHouseWriting):
         )
 
 
-class KillPostgres(Fault[Site]):
+class KillPostgres(StormFault[Site]):
     """SIGKILL of PostgreSQL and all of its sessions, started again on the same directory."""
 
     name = "kill-postgres"
@@ -104,7 +104,7 @@ class KillPostgresAndWorkers(KillPostgres):
         return "PostgreSQL and every worker"
 
 
-class LateInsert(Fault[Site]):
+class LateInsert(StormFault[Site]):
     """A worker's INSERT arrives when its partitions have long had another owner, who went on."""
 
     name = "late-insert"
@@ -127,7 +127,7 @@ class LateInsert(Fault[Site]):
         return f"{worker.name}, late INSERTs: {held}"
 
 
-class DropAnswers(Fault[Site]):
+class DropAnswers(StormFault[Site]):
     """INSERTs are written, but the connection is closed before the answer."""
 
     name = "drop-answers"
@@ -146,7 +146,7 @@ class DropAnswers(Fault[Site]):
         return f"{worker.name}, answers swallowed: {self.count}"
 
 
-class DropAnswerAndKill(Fault[Site]):
+class DropAnswerAndKill(StormFault[Site]):
     """An INSERT is written, and its worker is killed before it hears of it."""
 
     name = "drop-answer-and-kill"
@@ -165,7 +165,7 @@ class DropAnswerAndKill(Fault[Site]):
         return worker.name
 
 
-class SlowSink(Fault[Site]):
+class SlowSink(StormFault[Site]):
     """ClickHouse takes half a second longer for each INSERT, for everybody."""
 
     name = "slow-sink"
@@ -208,7 +208,7 @@ class RebalanceBehind(SlowSink):
         return f"{len(links)} kills, {self.seconds:g} s for each INSERT"
 
 
-class HangingSink(Fault[Site]):
+class HangingSink(StormFault[Site]):
     """ClickHouse says nothing, for longer than a worker waits for it."""
 
     name = "hanging-sink"
@@ -228,7 +228,7 @@ class HangingSink(Fault[Site]):
         return f"for {seconds:g} s"
 
 
-class _PartedWorker(Fault[Site]):
+class _PartedWorker(StormFault[Site]):
     needs = frozenset({"peers", "links"})
 
     async def strike(self, site: Site, random: Random) -> str:
@@ -267,7 +267,7 @@ class SilentNetwork(_PartedWorker):
         link.freeze()
 
 
-class DiskFull(Fault[Site]):
+class DiskFull(StormFault[Site]):
     """No file of the broker can grow, until producers have stood still."""
 
     name = "disk-full"
@@ -284,7 +284,7 @@ class DiskFull(Fault[Site]):
         return f"until no record was acknowledged for {self.silence:g} s"
 
 
-FAULTS: dict[str, Fault[Site]] = {
+FAULTS: dict[str, StormFault[Site]] = {
     fault.name: fault
     for fault in (
         KillWorker(),

@@ -10,7 +10,7 @@ import anyio
 
 from chaos.faults import way
 from chaos.site import Site
-from kmr.chaos.faults import Fault
+from kmr.chaos.faults import StormFault
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ _LEEWAY: Final = 7.0  # seconds, on a machine that has much else to do
 _INTERVAL: Final = 0.05
 
 
-class _PastDeadline(Fault[Site]):
+class _PastDeadline(StormFault[Site]):
     """SIGTERM for a worker that hangs; it ends at its deadline with the exit code for that."""
 
     deadline: ClassVar[float] = DEADLINE

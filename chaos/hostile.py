@@ -15,7 +15,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from chaos.proxies import BROKEN
 from chaos.site import Site
-from kmr.chaos.faults import Fault
+from kmr.chaos.faults import StormFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ class _Tally:
         )
 
 
-class HostileClient(Fault[Site]):
+class HostileClient(StormFault[Site]):
     """Requests that are oversized, false, endless or cut short, on many connections, under a normal load."""
 
     name = "hostile-client"

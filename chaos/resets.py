@@ -12,7 +12,7 @@ import anyio
 
 from chaos import tables
 from chaos.site import Site
-from kmr.chaos.faults import Fault
+from kmr.chaos.faults import StormFault
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from chaos.site import Worker
 
 
-class ResetOffsets(Fault[Site]):
+class ResetOffsets(StormFault[Site]):
     """The rows are deleted, and the group's offsets reset: a second run writes every row again."""
 
     name = "reset-offsets"

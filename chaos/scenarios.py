@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from chaos.shape import Outside
     from chaos.site import Site
     from chaos.workload import Mode, Sink
-    from kmr.chaos.faults import Fault, Need
+    from kmr.chaos.faults import Need, StormFault
 
 MIB: Final = 1024 * 1024
 
-EVERY_FAULT: Final[dict[str, Fault[Site]]] = FAULTS | {
+EVERY_FAULT: Final[dict[str, StormFault[Site]]] = FAULTS | {
     fault.name: fault
     for fault in (
         *(HangingMap(), SinkPastDeadline(), HostileClient(), ResetOffsets()),
@@ -53,7 +53,7 @@ class Scenario:
     shape: Shape
     faults: Sequence[str]
     rounds: int = 1
-    more_faults: Mapping[str, Fault[Site]] = field(default_factory=dict)
+    more_faults: Mapping[str, StormFault[Site]] = field(default_factory=dict)
     between: int = 1_000
     finds: frozenset[str] = frozenset()
     patience: float = 90.0
@@ -94,7 +94,7 @@ class Scenario:
             lacking.add("peers")
         return [name for name in self.faults if self.fault(name).needs & lacking]
 
-    def fault(self, name: str) -> Fault[Site]:
+    def fault(self, name: str) -> StormFault[Site]:
         """The fault of a name."""
         return self.more_faults[name] if name in self.more_faults else EVERY_FAULT[name]
 

@@ -17,7 +17,7 @@ from chaos.shape import GroupSpec, Shape
 from chaos.site import Site
 from chaos.timeline import COLOURS, Canvas, Line
 from chaos.workload import Workload
-from kmr.chaos.faults import Fault
+from kmr.chaos.faults import StormFault
 
 if TYPE_CHECKING:
     from random import Random
@@ -37,7 +37,7 @@ _PANELS: Final = (
 )
 
 
-class Visit(Fault[Site]):
+class Visit(StormFault[Site]):
     """A member joins each group and leaves: two rebalances, and no process of ours ends."""
 
     name = "visit"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from chaos.site import Site
-from kmr.chaos.faults import Fault
+from kmr.chaos.faults import StormFault
 
 if TYPE_CHECKING:
     from random import Random
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _INTERVAL: Final = 0.05  # seconds
 
 
-class KillOneOfMany(Fault[Site]):
+class KillOneOfMany(StormFault[Site]):
     """SIGKILL of one worker of a command; its supervisor starts it again."""
 
     name = "kill-one-of-many"
@@ -37,7 +37,7 @@ class KillOneOfMany(Fault[Site]):
         return f"process {victim} of {command.name}"
 
 
-class RollWorkers(Fault[Site]):
+class RollWorkers(StormFault[Site]):
     """SIGHUP of a supervisor: it replaces one worker after the other."""
 
     name = "roll-workers"

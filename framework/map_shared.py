@@ -19,8 +19,8 @@ from .mapping.executor import LONGEST
 from .mapping.stop import Stop
 from .observe.tracing import OFF
 from .service import watchdog
-from .service.changes import Wakeup
 from .service.threads import run_in_thread
+from .service.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

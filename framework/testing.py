@@ -29,7 +29,7 @@ from .record import SCHEMA, Batch, Record, TopicPartition
 from .reducers.collect import one_table
 from .reducers.sink import NEW, RowsRefused, Sink, Write
 from .reducers.wrapping import Wrapping
-from .service.changes import Wakeup
+from .service.wakeup import Wakeup
 from .simulation.simulate import columns_of, simulate
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from chaos.scenarios import Scenario
 from chaos.shape import GroupSpec, Shape
 from chaos.site import Site
 from chaos.workload import Workload
-from kmr.chaos.faults import Fault
+from kmr.chaos.faults import StormFault
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ _REQUEST_TIMEOUT_MS: Final = 5_000
 _OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
-class _KillNode(Fault[Site]):
+class _KillNode(StormFault[Site]):
     """A node is killed, the workers go on without it, and it comes back."""
 
     records: ClassVar[int] = 10_000
@@ -44,7 +44,7 @@ class _KillNode(Fault[Site]):
         """The `node.id`, and what it is to be killed for."""
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
+        """See `StormFault.strike`."""
         number, role = await self.choose(site, random)
         node = self._cluster.node(number)
         await self._cluster.kill(node)

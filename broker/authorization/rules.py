@@ -161,20 +161,20 @@ def _covers(pattern: str, name: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _RulesFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     allow: tuple[Rule, ...]
     deny: tuple[Denial, ...] = ()
 
 
 def _parse(data: bytes) -> Sequence[Rule]:
-    found = msgspec.json.decode(data, type=_File)
+    found = msgspec.json.decode(data, type=_RulesFile)
     return (*found.allow, *found.deny)
 
 
-def _document(rules: Sequence[Rule]) -> _File:
+def _document(rules: Sequence[Rule]) -> _RulesFile:
     denials = tuple(each for each in rules if isinstance(each, Denial))
     allowed = tuple(each for each in rules if not isinstance(each, Denial))
-    return _File(allowed, denials)
+    return _RulesFile(allowed, denials)
 
 
 _FORMAT: Final = PrivateFormat[Sequence[Rule]]("the file of access rules", _parse, _document, ())

@@ -53,7 +53,7 @@ class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         }
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _UsersFile(msgspec.Struct, forbid_unknown_fields=True):
     users: dict[str, User]
 
 
@@ -78,8 +78,8 @@ def make_user(password: str, *, iterations: int = DEFAULT_ITERATIONS) -> User:
 
 _FORMAT: Final = PrivateFormat[Mapping[str, User]](
     "the file of users",
-    parse=lambda data: msgspec.json.decode(data, type=_File).users,
-    document=lambda users: _File(dict(sorted(users.items()))),
+    parse=lambda data: msgspec.json.decode(data, type=_UsersFile).users,
+    document=lambda users: _UsersFile(dict(sorted(users.items()))),
     empty={},
 )
 read_users, write_users, change_users = _FORMAT.read, _FORMAT.write, _FORMAT.change

@@ -77,7 +77,7 @@ async def consume(
         )
     if max_records is not None and max_records < 1:
         raise UsageError(f"--max-records {max_records}: must be at least 1")
-    write = _Writer(formatter(form), max_records)
+    write = _RecordPrinter(formatter(form), max_records)
     settings = client_settings(client)
     async with open_admin(settings) as admin:
         partitions = await admin.partitions(required(topics, "topic"), partition)
@@ -90,7 +90,7 @@ async def consume(
     sys.stdout.flush()
 
 
-class _Writer:
+class _RecordPrinter:
     """Writes records in a thread, so that a slow reader of stdout does not delay heartbeats."""
 
     def __init__(self, form: Callable[[Any], bytes], limit: int | None) -> None:
@@ -117,7 +117,7 @@ class _Writer:
 
 async def _copy(
     consumer: AIOKafkaConsumer[bytes, bytes],
-    writer: _Writer,
+    writer: _RecordPrinter,
     ends: dict[TopicPartition, int] | None,
     group: str | None,
 ) -> None:

@@ -295,7 +295,7 @@ class Compaction:
         try:
             with path.open("wb") as file:
                 interval = self.plan.config.index_interval_bytes
-                writer = _Writer(file.write, group[0].base_offset, interval)
+                writer = _SegmentWriter(file.write, group[0].base_offset, interval)
                 changed = len(group) > 1
                 for segment in group:
                     for header, data in self._batches(segment):
@@ -314,7 +314,7 @@ class Compaction:
             return None
         return Rewritten(group, writer.index, writer.size)
 
-    def _keep(self, header: BatchHeader, data: memoryview, writer: _Writer) -> bool:
+    def _keep(self, header: BatchHeader, data: memoryview, writer: _SegmentWriter) -> bool:
         """Write the records of a batch that stay; return whether any were left out."""
         untouched = header.is_control or header.base_offset >= self.clean_to
         records = None if untouched else self._records(data)
@@ -373,7 +373,7 @@ class Compaction:
             opened.release()
 
 
-class _Writer:
+class _SegmentWriter:
     """Write batches in order, and fill gaps between their offsets with empty batches."""
 
     def __init__(

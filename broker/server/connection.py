@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..listeners import Listener
     from ..storage.group_commit import Flush
     from .buffers import RequestBuffers
-    from .dispatch import Answer
+    from .dispatch import PendingResponse
     from .server import Server
 
 IPV4_MAPPED: Final = "::ffff:"
@@ -105,7 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         # answering
         self._task: asyncio.Future[RawResponse] | None = None  # the handler that is running
         self._borrowed: list[Callable[[], None]] | None = None  # put back the buffers that it needs
-        self._waiting: Answer | None = None  # and the request that it answers
+        self._waiting: PendingResponse | None = None  # and the request that it answers
         self._flush: Flush | None = None  # the latest one that responses wait for, until it is done
         self._outbox: Outbox
         self._writable = True
@@ -205,7 +205,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- the server's side -------------------------------------------------------------------------
 
     @property
-    def unanswered(self) -> Iterator[Answer]:
+    def unanswered(self) -> Iterator[PendingResponse]:
         """The requests without a response yet."""
         if self._waiting is not None:
             yield self._waiting
@@ -449,13 +449,13 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._outbox.add(answer)
 
-    def _wait_for(self, task: asyncio.Future[RawResponse], answer: Answer) -> None:
+    def _wait_for(self, task: asyncio.Future[RawResponse], answer: PendingResponse) -> None:
         self._send()
         self._waiting = answer
         self._task = task
         task.add_done_callback(partial(self._answered, answer))
 
-    def _answered(self, answer: Answer, task: asyncio.Future[RawResponse]) -> None:
+    def _answered(self, answer: PendingResponse, task: asyncio.Future[RawResponse]) -> None:
         self._task = self._waiting = None
         borrowed, self._borrowed = self._borrowed, None
         for put in borrowed or ():

@@ -97,7 +97,7 @@ class Client:
         self.headers: dict[bytes, _Header] = {}
 
 
-class Answer(msgspec.Struct):
+class PendingResponse(msgspec.Struct):
     """The response to one request, or an awaitable of it; `flexible` selects the response's header.
 
     A bare SASL message has no correlation id. `meter` counts the requests of this API. `began`: when the
@@ -149,7 +149,7 @@ class Dispatcher:
         self._faults = faults or Faults()
         self._routes: dict[tuple[int, int], _Route] = {}  # built at the first request
 
-    def dispatch(self, frame: memoryview, client: Client, began: float) -> Answer:
+    def dispatch(self, frame: memoryview, client: Client, began: float) -> PendingResponse:
         """Handle one request. Raise CloseConnection, with the reason, if it cannot be answered."""
         try:
             header = None
@@ -157,7 +157,7 @@ class Dispatcher:
                 header = client.headers.get(bytes(frame[:CORRELATION_ID_AT]))
             if header is None or frame[CLIENT_ID_AT : header.body] != header.rest:
                 read = self._read_header(frame, client, began)
-                if isinstance(read, Answer):
+                if isinstance(read, PendingResponse):
                     return read
                 header = read
             _, body, route, context = header
@@ -171,7 +171,9 @@ class Dispatcher:
             else:
                 response = route.handle(context, frame[body:])
             correlation_id = read_correlation_id(frame)
-            return Answer(correlation_id, route.flexible_response, response, route.meter, began)
+            return PendingResponse(
+                correlation_id, route.flexible_response, response, route.meter, began
+            )
         except MalformedRequest as error:
             raise CloseConnection(str(error)) from None
         except CloseConnection:
@@ -180,12 +182,16 @@ class Dispatcher:
             logger.exception("request failed", client_host=client.host)
             raise CloseConnection("the request failed") from error
 
-    def _read_header(self, frame: memoryview, client: Client, began: float) -> _Header | Answer:
+    def _read_header(
+        self, frame: memoryview, client: Client, began: float
+    ) -> _Header | PendingResponse:
         """Read a header that differs from the last one; return the answer instead if no handler gives it."""
         if client.sasl is not None and client.sasl.bare_tokens:
             response = handshake.answer_bare(client.sasl, frame)
             meter = self._services.requests.of(handshake.AUTHENTICATE)
-            return Answer(None, flexible=False, response=response, meter=meter, began=began)
+            return PendingResponse(
+                None, flexible=False, response=response, meter=meter, began=began
+            )
         read = read_request_header(frame)
         key, version = read.api_key, read.api_version
         if client.sasl is not None and key not in handshake.BEFORE_AUTHENTICATION:
@@ -244,7 +250,9 @@ class Dispatcher:
         self._routes[key, version] = route
         return route
 
-    def _unknown(self, key: int, version: int, correlation_id: int, began: float) -> Answer:
+    def _unknown(
+        self, key: int, version: int, correlation_id: int, began: float
+    ) -> PendingResponse:
         """Answer an unknown version of ApiVersions in version 0 (KIP-511), nothing else."""
         if key != handshake.API_VERSIONS:
             feature = unsupported_feature(key)
@@ -256,7 +264,9 @@ class Dispatcher:
         meter = self._services.requests.of(key)
         meter.errors.update(error_codes(response))
         encoded = write_message(response)
-        return Answer(correlation_id, flexible=False, response=encoded, meter=meter, began=began)
+        return PendingResponse(
+            correlation_id, flexible=False, response=encoded, meter=meter, began=began
+        )
 
 
 def _restricted(api: AnyApi, services: Services) -> AnyApi:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
-    from .dispatch import Answer
+    from .dispatch import PendingResponse
 
 
 _SLICE_BYTES = 256 * 1024  # one write of a large response: the transport copies the unsent rest
@@ -35,7 +35,7 @@ class Outbox:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[PendingResponse] = deque()
         self._sending: tuple[Buffered, int] | None = None
         self._writable = True
         self._closed = False
@@ -61,11 +61,11 @@ class Outbox:
         return not self._answers and not self.is_blocked
 
     @property
-    def waiting(self) -> Iterator[Answer]:
+    def waiting(self) -> Iterator[PendingResponse]:
         """The responses that cannot be sent yet."""
         return iter(self._answers)
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: PendingResponse) -> None:
         """Append a response for `send`."""
         self._answers.append(answer)
 
@@ -126,7 +126,7 @@ class Outbox:
         if ready:
             self._transport.write(b"".join(ready))
 
-    def _begin_sending(self, answer: Answer, response: Buffered) -> None:
+    def _begin_sending(self, answer: PendingResponse, response: Buffered) -> None:
         body_bytes = len(response.view) - FETCH_HEADROOM
         header = response_frame_header(answer.correlation_id, body_bytes, flexible=answer.flexible)
         start = FETCH_HEADROOM - len(header)

@@ -35,7 +35,7 @@ logger = structlog.get_logger(__name__)
 Store = TypeVar("Store", OffsetStore, TransactionStore)
 
 
-class Storage:
+class BrokerStorage:
     """The topics, the coordinators' logs and the producer ids of a broker.
 
     Calls: `open`, then `close`, also if `open` failed.

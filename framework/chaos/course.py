@@ -14,12 +14,12 @@ import anyio
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from ..service.changes import Wakeup
+from ..service.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from .faults import Fault, Strike
+    from .faults import StormFault, Strike
     from .records import Values
     from .services import Recorder
     from .site import SystemUnderTest
@@ -57,7 +57,7 @@ class ScheduleRun:
         self,
         site: SystemUnderTest,
         load: RecordSource,
-        faults: Callable[[str], Fault[Any]],
+        faults: Callable[[str], StormFault[Any]],
         recorder: Recorder,
         say: Callable[[str], None],
         *,

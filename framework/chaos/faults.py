@@ -30,7 +30,7 @@ class Strike:
     seed: int
 
 
-class Fault(ABC, Generic[SiteT]):
+class StormFault(ABC, Generic[SiteT]):
     """Something that goes wrong. It has no state: what it decides, it takes from its seed."""
 
     name: ClassVar[str]
@@ -52,7 +52,7 @@ def plan(seed: int, faults: Sequence[str], rounds: int = 1) -> list[Strike]:
     return schedule
 
 
-class KillWorker(Fault[SystemUnderTest]):
+class KillWorker(StormFault[SystemUnderTest]):
     """SIGKILL of a worker; another takes its place at once."""
 
     name = "kill-worker"
@@ -63,7 +63,7 @@ class KillWorker(Fault[SystemUnderTest]):
         return worker.name
 
 
-class RestartWorker(Fault[SystemUnderTest]):
+class RestartWorker(StormFault[SystemUnderTest]):
     """SIGTERM of a worker, which drains and leaves; another takes its place."""
 
     name = "restart-worker"
@@ -74,7 +74,7 @@ class RestartWorker(Fault[SystemUnderTest]):
         return worker.name
 
 
-class KillBroker(Fault[SystemUnderTest]):
+class KillBroker(StormFault[SystemUnderTest]):
     """SIGKILL of the broker, started again on the same directory."""
 
     name = "kill-broker"
@@ -85,7 +85,7 @@ class KillBroker(Fault[SystemUnderTest]):
         return "broker"
 
 
-class KillClickHouse(Fault[SystemUnderTest]):
+class KillClickHouse(StormFault[SystemUnderTest]):
     """SIGKILL of ClickHouse, started again on the same directory."""
 
     name = "kill-clickhouse"
@@ -96,7 +96,7 @@ class KillClickHouse(Fault[SystemUnderTest]):
         return "ClickHouse"
 
 
-class StopBroker(Fault[SystemUnderTest]):
+class StopBroker(StormFault[SystemUnderTest]):
     """SIGTERM of the broker, which hands over its state and ends; started again on the same directory."""
 
     name = "stop-broker"
@@ -110,7 +110,7 @@ class StopBroker(Fault[SystemUnderTest]):
         return "broker"
 
 
-class SuspendClickHouse(Fault[SystemUnderTest]):
+class SuspendClickHouse(StormFault[SystemUnderTest]):
     """SIGSTOP of ClickHouse for longer than a worker waits for an answer, then SIGCONT."""
 
     name = "suspend-clickhouse"
@@ -126,7 +126,7 @@ class SuspendClickHouse(Fault[SystemUnderTest]):
         return f"clickhouse, for {seconds:.1f} s"
 
 
-class KillEverything(Fault[SystemUnderTest]):
+class KillEverything(StormFault[SystemUnderTest]):
     """SIGKILL of everything at once: a power failure that loses no page of the file system's cache."""
 
     name = "kill-everything"
@@ -138,7 +138,7 @@ class KillEverything(Fault[SystemUnderTest]):
         return f"{', '.join(service.name for service in below)} and every worker"
 
 
-class PauseWorker(Fault[SystemUnderTest]):
+class PauseWorker(StormFault[SystemUnderTest]):
     """SIGSTOP of a worker until others have its partitions and have gone on, then SIGCONT."""
 
     name = "pause-worker"
@@ -156,7 +156,7 @@ class PauseWorker(Fault[SystemUnderTest]):
         return worker.name
 
 
-class RebalanceStorm(Fault[SystemUnderTest]):
+class RebalanceStorm(StormFault[SystemUnderTest]):
     """Every worker is restarted again and again, by SIGTERM or SIGKILL, all at the same time."""
 
     name = "rebalance-storm"
@@ -182,7 +182,7 @@ class ShortStorm(RebalanceStorm):
     restarts = 2
 
 
-class FewerAndMore(Fault[SystemUnderTest]):
+class FewerAndMore(StormFault[SystemUnderTest]):
     """Workers drain and leave one by one, up to the last; then they come back one by one."""
 
     name = "fewer-and-more"
@@ -199,7 +199,7 @@ class FewerAndMore(Fault[SystemUnderTest]):
         return f"{len(site.workers)} workers, 1 worker, {len(site.workers)} workers"
 
 
-PROCESS_FAULTS: Final[Sequence[Fault[SystemUnderTest]]] = (
+PROCESS_FAULTS: Final[Sequence[StormFault[SystemUnderTest]]] = (
     KillWorker(),
     PauseWorker(),
     KillBroker(),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..reducers.reducer import Reducer
     from ..strategy import Strategy
     from .delivered import Counts, Delivered
-    from .faults import Fault
+    from .faults import StormFault
     from .records import Values
 
 GROUP: Final = "chaos"
@@ -103,7 +103,7 @@ class StormOutcome:
         return not offences and not self.given_up and not self.died
 
 
-def possible_faults(storm: Storm, strategy: Strategy) -> dict[str, Fault[Any]]:
+def possible_faults(storm: Storm, strategy: Strategy) -> dict[str, StormFault[Any]]:
     """Return the faults that the storm's processes can have."""
     there = {"broker"}
     if needs_clickhouse(_sinks(strategy)):

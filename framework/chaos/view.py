@@ -10,7 +10,7 @@ import anyio
 from ..errors import KmrError
 from ..kafka.admin import GroupListing, connect_admin
 from ..kafka.connection import ConnectionConfig
-from ..service.changes import Wakeup
+from ..service.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -17,7 +17,7 @@ from ..config.flags import Given, settings_flags
 from ..delivery.announcement import history_group
 from ..errors import SettingsError, StrategyError
 from ..history.backfill import (
-    Wanted,
+    WantedRange,
     begin,
     beside,
     follow,
@@ -93,7 +93,7 @@ def backfill(
     if settings.strategy is None:
         raise SettingsError("strategy is not set: give it as in `kmr backfill module:strategy`")
     setup_logs(settings.log)
-    wanted = Wanted(
+    wanted = WantedRange(
         _bound("--from", begin, "earliest"),
         _bound("--until", until, "now"),
         _engine(engine, spark, settings),

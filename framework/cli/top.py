@@ -152,7 +152,6 @@ def _summary(view: StatusView) -> Text:
     """Format the worker's state, rates, lag, memory and problem, if it has one."""
     status = view.status
     lags = [partition.lag for partition in status.partitions if partition.lag is not None]
-    held = sum(partition.held for partition in status.partitions)
     used = status.inflight_bytes / status.inflight_limit if status.inflight_limit else 0.0
     text = Text()
     text.append(status.group, "bold")
@@ -162,7 +161,6 @@ def _summary(view: StatusView) -> Text:
     text.append(f"consumed {_rate(view.consumed_rate)} ({status.consumed:,})  ")
     text.append(f"settled {_rate(view.settled_rate)} ({status.settled:,})  ")
     text.append(f"lag {sum(lags):,}  " if lags else "lag unknown  ")
-    text.append(f"held by windows {held:,}  " if held else "")
     text.append(f"in flight {status.inflight_bytes / 2**20:.1f} MiB ({used:.0%})")
     if status.failed or status.repeated:
         text.append(f"  failed {status.failed:,}", "red" if status.failed else "")
@@ -251,10 +249,10 @@ def _stages_table(status: WorkerStatus) -> Table:
 
 def _partitions_table(status: WorkerStatus) -> Table:
     """Make a table with a row for each partition."""
-    columns = ("Partition", "Lag", "Held", "Watermark", "Committed", "Position", "End", "")
+    columns = ("Partition", "Lag", "Watermark", "Committed", "Position", "End", "")
     table = plain_table(*columns, left=("Partition", ""))
     for at in status.partitions:
-        figures = (at.lag, at.held, at.watermark, at.committed, at.position, at.end)
+        figures = (at.lag, at.watermark, at.committed, at.position, at.end)
         table.add_row(
             Text(f"{at.topic}-{at.partition}"),
             *("-" if figure is None else f"{figure:,}" for figure in figures),

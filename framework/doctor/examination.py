@@ -23,7 +23,6 @@ from ..config.schema import BYTES, show_quantity
 from ..errors import KmrError, SettingsError, reason_of
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
-from ..memory.window import MICROS
 from ..observe.health import listen_on
 from ..pipeline import context_of
 from ..reducers.finding import Finding
@@ -65,21 +64,11 @@ async def _check_cluster(strategy: Strategy, settings: Settings) -> list[Finding
         found += await _part(f"group {settings.group}", check.group)
         found += await _part("dead letters", check.dead_letters)
         if check.readable and check.may_join:
-            again = _read_again(strategy)
+            remembered = max((each.within for each in strategy.distincts.values()), default=0.0)
             found += await _part(
-                "offsets", lambda: check_offsets(settings, admin, check.readable, again)
+                "offsets", lambda: check_offsets(settings, admin, check.readable, remembered)
             )
     return found
-
-
-def _read_again(strategy: Strategy) -> dict[str, float]:
-    """Return for how many seconds a worker that starts reads records again, by what needs them."""
-    again = {}
-    if strategy.distincts:
-        again["within= of Distinct"] = max(each.within for each in strategy.distincts.values())
-    if strategy.window is not None:
-        again["what Window holds"] = strategy.window.holds / MICROS
-    return again
 
 
 async def _part(subject: str, check: Callable[[], Awaitable[Sequence[Finding]]]) -> list[Finding]:

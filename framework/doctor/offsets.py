@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ..reducers.finding import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from ..kafka.admin import Admin
     from ..record import TopicPartition
@@ -25,15 +25,12 @@ _AHEAD_MS: Final = 60_000
 
 
 async def check_offsets(
-    settings: Settings,
-    admin: Admin,
-    topics: Iterable[str],
-    again: Mapping[str, float] | None = None,
+    settings: Settings, admin: Admin, topics: Iterable[str], remembered: float = 0.0
 ) -> list[Finding]:
     """Compare committed offsets with the logs, and both with the retention and the clock.
 
     Args:
-        again: for how many seconds a worker that starts reads records again, by what needs them.
+        remembered: seconds before the committed offset that a worker reads again (`Distinct`).
     """
     partitions = await admin.topic_partitions(topics)
     committed = await admin.list_group_offsets(settings.group)
@@ -51,8 +48,8 @@ async def check_offsets(
                 _outside(settings, partition, entry.offset, first[partition], end[partition])
             )
     found += await _retention(admin, reading, end)
-    if again:
-        found += await _memory(admin, sorted({at.topic for at in partitions}), again)
+    if remembered:
+        found += await _memory(admin, sorted({at.topic for at in partitions}), remembered)
     found += await _clock(admin, partitions)
     lag = sum(end[partition] - offset for partition, offset in reading.items())
     new = sum(partition not in committed for partition in partitions)
@@ -118,25 +115,21 @@ async def _retention(
     return found
 
 
-async def _memory(admin: Admin, topics: Iterable[str], again: Mapping[str, float]) -> list[Finding]:
-    """Find topics whose retention is shorter than what is read again and an outage of a day."""
+async def _memory(admin: Admin, topics: Iterable[str], remembered: float) -> list[Finding]:
+    """Find topics whose retention is shorter than what is remembered and an outage of a day."""
     found = []
-    seconds = sum(again.values())
-    needs = " and ".join(f"{what} ({each / 3600:g} h)" for what, each in again.items())
     for topic in topics:
         limits = await admin.topic_settings(topic) or {}
         retention = int(limits.get("retention.ms", "-1")) / 1000
-        if 0 <= retention < seconds + _OUTAGE and "delete" in limits.get(
+        if 0 <= retention < remembered + _OUTAGE and "delete" in limits.get(
             "cleanup.policy", "delete"
         ):
-            lost = "rows of open windows may lack records" if "Window" in needs else ""
-            lost = lost or "duplicates may pass"
             found.append(
                 Finding(
                     "warning",
                     f"topic {topic}",
-                    f"retention.ms ({retention / 3600:g} h) is shorter than {needs} and a day without a "
-                    f"worker: {lost} after it",
+                    f"retention.ms ({retention / 3600:g} h) is shorter than within= of Distinct "
+                    f"({remembered / 3600:g} h) and a day without a worker: duplicates may pass after it",
                     "raise retention.ms",
                 )
             )

@@ -35,7 +35,7 @@ _INTERVAL: Final = 1.0  # seconds between looks at the committed offsets
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedRange:
     """What a command asks for; a plan that exists has its own answers.
 
     Attributes:
@@ -65,7 +65,7 @@ class PreparedPlan:
     done: int
 
 
-async def prepare(settings: Settings, wanted: Wanted) -> PreparedPlan:
+async def prepare(settings: Settings, wanted: WantedRange) -> PreparedPlan:
     """Return the plan of an earlier run, else choose one; commit nothing.
 
     Args:

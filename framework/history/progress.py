@@ -61,7 +61,7 @@ class LogLines(ProgressView):
         )
 
 
-class Bars(ProgressView):
+class ProgressBars(ProgressView):
     """A `ProgressView` of bars in a terminal: one for all, and one for each partition."""
 
     def __init__(self, plan: BackfillPlan, console: Console | None = None) -> None:
@@ -105,4 +105,4 @@ def most_behind(
 
 def view_of(plan: BackfillPlan) -> ProgressView:
     """Return bars if stderr is a terminal, else lines of the log."""
-    return Bars(plan) if sys.stderr.isatty() else LogLines(plan)
+    return ProgressBars(plan) if sys.stderr.isatty() else LogLines(plan)

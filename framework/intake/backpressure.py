@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 import anyio
 from anyio.lowlevel import checkpoint
 
-from ..service.changes import Wakeup
+from ..service.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ import structlog
 
 from ..errors import KmrError, StrategyError, reason_of
 from ..observe.status import TableStatus
-from ..service.changes import Wakeup
+from ..service.wakeup import Wakeup
 
 if TYPE_CHECKING:
     import asyncio

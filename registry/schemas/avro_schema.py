@@ -55,7 +55,7 @@ class AvroSchema(ParsedSchema):
                 warnings.simplefilter("ignore", IgnoredLogicalType)
                 self.schema = _parse(self._document, dependencies)
             check_defaults(self.schema)
-            self._text = _dumps(_Writer().schema(self._document, None))
+            self._text = _dumps(_CanonicalSchema().schema(self._document, None))
         except (AvroException, ValueError, TypeError, AttributeError, KeyError) as error:
             raise invalid_schema(str(error)) from error
         except RecursionError as error:
@@ -67,7 +67,7 @@ class AvroSchema(ParsedSchema):
 
     def normalized(self) -> str:
         """Users' properties and aliases are sorted."""
-        return _dumps(_Writer(normalize=True).schema(self._document, None))
+        return _dumps(_CanonicalSchema(normalize=True).schema(self._document, None))
 
     def incompatibilities(self, writer: ParsedSchema) -> list[str]:
         """The rules of schema resolution."""
@@ -92,7 +92,7 @@ def _dumps(document: object) -> str:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
 
-class _Writer:
+class _CanonicalSchema:
     """Write the JSON of a valid schema in canonical order."""
 
     def __init__(self, *, normalize: bool = False) -> None:

@@ -68,17 +68,17 @@ class Files:
             self._add(name, each)
 
 
-class _Difference(NamedTuple):
+class _ProtobufDifference(NamedTuple):
     kind: str
     description: str
 
 
 def incompatibilities(reader: Files, writer: Files) -> list[str]:
     """Return why the reader cannot read what the writer has written; empty if it can."""
-    return [incompatibility(*each) for each in _Comparison(reader, writer).files()]
+    return [incompatibility(*each) for each in _ProtobufComparison(reader, writer).files()]
 
 
-class _Comparison:
+class _ProtobufComparison:
     """One comparison: messages of the file itself by name, others where fields refer to them."""
 
     def __init__(self, reader: Files, writer: Files) -> None:
@@ -86,17 +86,17 @@ class _Comparison:
         self._writer = writer
         self._seen: set[tuple[str, str]] = set()
 
-    def files(self) -> Iterator[_Difference]:
+    def files(self) -> Iterator[_ProtobufDifference]:
         for name in self._writer.own:
             old, new = self._writer.own_message(name), self._reader.own_message(name)
             if old is None:
                 continue
             if new is None:
-                yield _Difference("MESSAGE_REMOVED", f"the message {name} was removed")
+                yield _ProtobufDifference("MESSAGE_REMOVED", f"the message {name} was removed")
             else:
                 yield from self._messages(new[0], old[0])
 
-    def _messages(self, reader_name: str, writer_name: str) -> Iterator[_Difference]:
+    def _messages(self, reader_name: str, writer_name: str) -> Iterator[_ProtobufDifference]:
         if (reader_name, writer_name) in self._seen:
             return
         self._seen.add((reader_name, writer_name))
@@ -108,7 +108,7 @@ class _Comparison:
         for fields, others, change in ((new, old, "ADDED"), (old, new, "REMOVED")):
             for number in fields.keys() - others.keys():
                 if fields[number].label == Field.LABEL_REQUIRED:
-                    yield _Difference(
+                    yield _ProtobufDifference(
                         f"REQUIRED_FIELD_{change}",
                         f"the required field {fields[number].name} of {reader_name} was"
                         f" {change.lower()}",
@@ -121,20 +121,22 @@ class _Comparison:
                     f"{reader_name}.{each.name}", f"{writer_name}.{each.name}"
                 )
             elif not each.options.map_entry:
-                yield _Difference("MESSAGE_REMOVED", f"{reader_name}.{each.name} was removed")
+                yield _ProtobufDifference(
+                    "MESSAGE_REMOVED", f"{reader_name}.{each.name} was removed"
+                )
 
-    def _fields(self, new: Field, old: Field, message: str) -> Iterator[_Difference]:
+    def _fields(self, new: Field, old: Field, message: str) -> Iterator[_ProtobufDifference]:
         place = f"the field {new.name} ({new.number}) of {message}"
         if new.type != old.type:
             together = {new.type, old.type}
             if not any(together <= group for group in _GROUPS):
                 before, after = (Field.Type.Name(each.type)[5:].lower() for each in (old, new))
                 kind = "FIELD_KIND_CHANGED" if together & _NAMED else "FIELD_SCALAR_KIND_CHANGED"
-                yield _Difference(kind, f"the type of {place} was {before}, is {after}")
+                yield _ProtobufDifference(kind, f"the type of {place} was {before}, is {after}")
                 return
         elif new.type in _NAMED:
             if self._reader.local(new.type_name) != self._writer.local(old.type_name):
-                yield _Difference(
+                yield _ProtobufDifference(
                     "FIELD_NAMED_TYPE_CHANGED",
                     f"the type of {place} was {old.type_name}, is {new.type_name}",
                 )
@@ -142,31 +144,37 @@ class _Comparison:
             yield from self._messages(new.type_name, old.type_name)
         repeated = Field.LABEL_REPEATED
         if (new.label == repeated) != (old.label == repeated) and new.type not in _OF_ANY_LABEL:
-            yield _Difference("FIELD_NUMERIC_LABEL_CHANGED", f"{place} changed from or to repeated")
+            yield _ProtobufDifference(
+                "FIELD_NUMERIC_LABEL_CHANGED", f"{place} changed from or to repeated"
+            )
         required = Field.LABEL_REQUIRED
         if (new.label == required) != (old.label == required):
             change = "ADDED" if new.label == required else "REMOVED"
-            yield _Difference(f"REQUIRED_FIELD_{change}", f"{place} changed from or to required")
+            yield _ProtobufDifference(
+                f"REQUIRED_FIELD_{change}", f"{place} changed from or to required"
+            )
 
 
-def _oneofs(reader: DescriptorProto, writer: DescriptorProto, name: str) -> Iterator[_Difference]:
+def _oneofs(
+    reader: DescriptorProto, writer: DescriptorProto, name: str
+) -> Iterator[_ProtobufDifference]:
     new, old = _members(reader), _members(writer)
     before = {each.number for each in writer.field}
     remaining = {each.number for each in reader.field}
     for oneof, numbers in old.items():
         if oneof in new and numbers - remaining:
-            yield _Difference(
+            yield _ProtobufDifference(
                 "ONEOF_FIELD_REMOVED", f"a field was removed from the oneof {oneof} of {name}"
             )
     for oneof, numbers in new.items():
         moved = (numbers & before) - old.get(oneof, set())
         if moved and oneof in old:
-            yield _Difference(
+            yield _ProtobufDifference(
                 "FIELD_MOVED_TO_EXISTING_ONEOF",
                 f"a field was moved into the oneof {oneof} of {name}",
             )
         elif len(moved) > 1 and not any(moved <= each for each in old.values()):
-            yield _Difference(
+            yield _ProtobufDifference(
                 "MULTIPLE_FIELDS_MOVED_TO_ONEOF",
                 f"several fields were moved into the oneof {oneof} of {name}",
             )

@@ -36,7 +36,7 @@ _LABELS: Final = {
 
 def proto_text(file: FileDescriptorProto, pool: DescriptorPool) -> str:
     """Return the text of a file; `pool` has it and the files that it imports."""
-    return "\n".join(_Writer(file, pool).lines()) + "\n"
+    return "\n".join(_FileText(file, pool).lines()) + "\n"
 
 
 def default_json_name(name: str) -> str:
@@ -45,7 +45,7 @@ def default_json_name(name: str) -> str:
     return first + "".join(each[:1].upper() + each[1:] for each in others)
 
 
-class _Writer:
+class _FileText:
     """The lines of one file."""
 
     def __init__(self, file: FileDescriptorProto, pool: DescriptorPool) -> None:

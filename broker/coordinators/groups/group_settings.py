@@ -52,7 +52,7 @@ GROUP_SETTINGS: Final = {
 """By Kafka's name. A default outside of the limits moves them."""
 
 
-class _File(ChecksummedFile, frozen=True):
+class _SettingsFile(ChecksummedFile, frozen=True):
     groups: Mapping[str, Mapping[str, str]]
 
 
@@ -72,7 +72,7 @@ class GroupOverrides:
         self._brokers = brokers
         self._own: Mapping[str, Mapping[str, str]] = {}
         if path is not None and path.exists():
-            self._own = read_checked(path, _File).groups
+            self._own = read_checked(path, _SettingsFile).groups
         self._changing = asyncio.Lock()
 
     def __iter__(self) -> Iterator[str]:
@@ -143,7 +143,7 @@ class GroupOverrides:
             if groups == self._own:
                 return
             if self._path is not None:
-                await to_thread.run_sync(write_checked, self._path, _File(groups=groups))
+                await to_thread.run_sync(write_checked, self._path, _SettingsFile(groups=groups))
             self._own = groups
 
     def _default(self, name: str) -> int:

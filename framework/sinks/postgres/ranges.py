@@ -82,7 +82,7 @@ class TableMoved(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RangeEntry:
     """A range of a sink.
 
     Attributes:
@@ -124,7 +124,7 @@ class Ranges:
         """Return the statements that make the table."""
         return _TABLE.format(ranges=self.name)
 
-    async def find(self, connection: Connection, entry: Entry) -> dict[int, str] | None:
+    async def find(self, connection: Connection, entry: RangeEntry) -> dict[int, str] | None:
         """Return the rows that a range refused, with the reasons; None if the range is not there.
 
         Raises SinkError if a later generation of the offsets was written, and TableMoved.
@@ -161,7 +161,7 @@ class Ranges:
         places = [await self.place_of(connection, table, group) for group in groups]
         return all(place != table for place in places)
 
-    async def claim(self, connection: Connection, entry: Entry) -> bool:
+    async def claim(self, connection: Connection, entry: RangeEntry) -> bool:
         """Enter a range; return False if it is there, or the table was exchanged.
 
         Waits for another transaction that enters it.
@@ -172,17 +172,17 @@ class Ranges:
         return bool((await self._run(connection, _CLAIM, entry)).rowcount)
 
     async def refuse(
-        self, connection: Connection, entry: Entry, refused: Mapping[int, str]
+        self, connection: Connection, entry: RangeEntry, refused: Mapping[int, str]
     ) -> None:
         """Enter the rows that the range refused."""
         await self._run(connection, _REFUSE, entry, refused=Jsonb(refused))
 
-    async def prune(self, connection: Connection, entry: Entry) -> None:
+    async def prune(self, connection: Connection, entry: RangeEntry) -> None:
         """Remove ranges of the partition that are not looked for any more."""
         await self._run(connection, _PRUNE, entry)
 
     async def _run(
-        self, connection: Connection, statement: str, entry: Entry, **more: object
+        self, connection: Connection, statement: str, entry: RangeEntry, **more: object
     ) -> Any:
         query = statement.format(ranges=self.name).encode()
         return await connection.execute(query, {**entry.parameters(), **more})

@@ -25,7 +25,7 @@ from ..choosing import choose, schema_to_create
 from ..ranges import RangeWriter
 from .connection import Pool
 from .copying import Copying, ServerAnswer, check_key, deleting, upserting
-from .ranges import Entry, Ranges, TableMoved
+from .ranges import RangeEntry, Ranges, TableMoved
 from .table import TableName, create_table, quote, read_table
 from .types import targets
 
@@ -409,8 +409,8 @@ class PostgresWriter(RangeWriter):
         assert self._pool is not None  # noqa: S101  `flush` has looked
         return self._pool
 
-    def _entry(self, rows: RangeRows) -> Entry:
-        return Entry(
+    def _entry(self, rows: RangeRows) -> RangeEntry:
+        return RangeEntry(
             str(self._name), self._group, rows, ordered=rows.write.announcement is not None
         )
 

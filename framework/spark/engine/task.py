@@ -183,7 +183,7 @@ def run_task(
         if plan.checkpoint is not None:
             files = memory_files(opened.strategy, plan.checkpoint)
             memory = TaskMemory(opened.strategy, files, wanted)
-        work = _Work(report, schema, memory)
+        work = _TaskWork(report, schema, memory)
         chain, gathers = opened.chain, opened.gathers
         writing: Future[ChainResult] | None = None
         try:
@@ -212,7 +212,7 @@ def run_task(
     yield report_row(report, schema)
 
 
-class _Work:
+class _TaskWork:
     """Fills the report of a task.
 
     Args:

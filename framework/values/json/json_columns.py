@@ -45,7 +45,7 @@ _UUID: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _TEXTS: Final = (pa.string(), pa.large_string())
 
 
-class Walked(NamedTuple):
+class WalkedColumns(NamedTuple):
     """The columns of some texts, and which rows are left to msgspec: what they hold there is undefined."""
 
     columns: list[Any]
@@ -333,7 +333,7 @@ def plan_of(source: type | pa.Schema) -> WalkTables | None:
     return WalkTables(fields, closed=_is_closed(rows.info))
 
 
-def walk(plan: WalkTables, values: Any) -> Walked:
+def walk(plan: WalkTables, values: Any) -> WalkedColumns:
     """Decode a binary column of JSON objects to the columns of a plan."""
     raw = raw_values(values)
     entries = np.zeros(len(values), np.int64)
@@ -352,7 +352,9 @@ def walk(plan: WalkTables, values: Any) -> Walked:
     def bad(column: SlotColumn, items: NDArray[np.int64], reason: str) -> None:
         slots.leave(column, items)
 
-    return Walked([slots.array(column, raw.data, bad) for column in plan.columns], slots.left)
+    return WalkedColumns(
+        [slots.array(column, raw.data, bad) for column in plan.columns], slots.left
+    )
 
 
 class _Cells(Slots):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kmr.broker.apis.api import Buffered
 from kmr.broker.apis.meters import RequestMeters
 from kmr.broker.protocol.fetch_response import FETCH_HEADROOM
-from kmr.broker.server.dispatch import Answer
+from kmr.broker.server.dispatch import PendingResponse
 from kmr.broker.server.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class Transport:
         return False
 
 
-def answer(number: int, response: Any) -> Answer:
-    return Answer(number, flexible=False, response=response, meter=METERS.of(1), began=0.0)
+def answer(number: int, response: Any) -> PendingResponse:
+    return PendingResponse(number, flexible=False, response=response, meter=METERS.of(1), began=0.0)
 
 
 def buffered(size: int, released: list[int]) -> Buffered:

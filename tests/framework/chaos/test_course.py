@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from kmr.chaos.course import ScheduleRun
-from kmr.chaos.faults import Fault, Strike
+from kmr.chaos.faults import StormFault, Strike
 from kmr.chaos.site import SystemUnderTest
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Flow:
         self.finished.set()
 
 
-class Dice(Fault[SystemUnderTest]):
+class Dice(StormFault[SystemUnderTest]):
     """It harms nothing."""
 
     name = "dice"

@@ -20,7 +20,6 @@ from kmr.doctor import examination
 from kmr.doctor.examination import examine
 from kmr.kafka.kafka_consumer import KafkaConsumer
 from kmr.memory.distinct import Distinct
-from kmr.memory.window import Window
 from kmr.reducers.finding import Finding
 from kmr.settings import HttpSettings, Settings
 from kmr.sinks import DeadLetterWriter, KafkaWriter, ParquetWriter, RangeRows, RangeWriter
@@ -264,34 +263,20 @@ async def test_records_that_retention_will_soon_delete_and_records_of_the_future
     assert without_ok(await examine(strategy(), settings(broker))) == [("warning", "clock")]
 
 
-WINDOW = Window("1h", time="timestamp", columns={"n": ("*", "count")}, lateness="30m", late="drop")
-
-
 @pytest.mark.parametrize(("hours", "warned"), [(24, True), (48, False)])
-@pytest.mark.parametrize(
-    ("memory", "text"),
-    [
-        (
-            [Distinct("path", "10m")],
-            "within= of Distinct (0.166667 h) and a day without a worker: duplicates may pass after it",
-        ),
-        (
-            [Distinct("path", "10m"), WINDOW],
-            (
-                "within= of Distinct (0.166667 h) and what Window holds (1.5 h) and a day without a worker: "
-                "rows of open windows may lack records after it"
-            ),
-        ),
-    ],
-)
-async def test_a_retention_that_is_shorter_than_what_is_read_again_is_found(
-    broker: Broker, memory: list[Any], text: str, hours: int, warned: bool
+async def test_a_retention_that_is_shorter_than_what_distinct_reads_again_is_found(
+    broker: Broker, hours: int, warned: bool
 ) -> None:
     await create(broker, "t", configs={"retention.ms": str(hours * 3_600_000)})
-    remembering = Strategy(value=Json(Hit), reduce=[*memory, MemoryWriter(Journal())])
+    remembering = Strategy(
+        value=Json(Hit), reduce=[Distinct("path", "10m"), MemoryWriter(Journal())]
+    )
     found = [each for each in await examine(remembering, settings(broker)) if each.level != "ok"]
-    expected = f"retention.ms (24 h) is shorter than {text}"
-    assert [each.text for each in found] == [expected] * warned
+    text = (
+        "retention.ms (24 h) is shorter than within= of Distinct (0.166667 h) and a day without a "
+        "worker: duplicates may pass after it"
+    )
+    assert [each.text for each in found] == [text] * warned
 
 
 async def test_a_member_with_the_name_of_ours_and_idle_members_are_found(

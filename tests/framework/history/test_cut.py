@@ -9,7 +9,7 @@ import pytest
 
 from kmr.delivery.announcement import BackfillRange, Generation, history_group
 from kmr.errors import ConsumerError
-from kmr.history.backfill import Wanted, begin, prepare
+from kmr.history.backfill import WantedRange, begin, prepare
 from kmr.history.plan import BackfillPlan
 from kmr.kafka.admin import Admin, connect_admin
 from kmr.kafka.connection import connection_config, consumer_config
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.framework.conftest import CreateTopic, Produce
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
-WANTED = Wanted("start", "end", "worker")
+WANTED = WantedRange("start", "end", "worker")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from kmr.delivery.announcement import BackfillRange
 from kmr.history.plan import BackfillPlan
-from kmr.history.progress import Bars, LogLines, most_behind
+from kmr.history.progress import LogLines, ProgressBars, most_behind
 from kmr.observe.backfill import Pace
 from kmr.record import TopicPartition
 
@@ -49,7 +49,7 @@ def test_a_log_has_a_line_every_ten_seconds_and_one_at_the_end() -> None:
 
 def test_a_terminal_has_a_bar_for_all_and_one_for_each_partition() -> None:
     console = Console(force_terminal=True, width=100, record=True)
-    with Bars(PLAN, console) as bars:
+    with ProgressBars(PLAN, console) as bars:
         bars.show(dict.fromkeys(PARTITIONS, 25), 0.0)
         bars.show(dict.fromkeys(PARTITIONS, 50), 10.0)
     shown = console.export_text()

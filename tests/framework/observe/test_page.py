@@ -52,7 +52,6 @@ console.log(JSON.stringify({
   cells: all("rect", "cell").map(place),
   width: Number(flow.attributes.viewBox.split(" ")[2]),
   workers: elements.workers.children.map(tr => tr.children.map(td => td.textContent)),
-  lag: [elements.lag.textContent, elements["lag-eta"].textContent],
   rows: elements.stages.children.map(tr => tr.children.map(td => td.textContent)),
 }));
 """
@@ -188,10 +187,3 @@ def test_several_workers_have_a_row_each() -> None:
         ["1", "starting", "0\u202fms", "0", "5", "0\u202fB", "3", "killed"],
     ]
     assert drawn(status(1))["workers"] == []
-
-
-def test_what_open_windows_hold_is_no_lag() -> None:
-    (partition,) = status(1).partitions
-    held = msgspec.structs.replace(partition, watermark=5, end=9, held=3)
-    page = drawn(msgspec.structs.replace(status(1), partitions=(held,)))
-    assert page["lag"] == ["1", "not catching up; 3 held by open windows"]

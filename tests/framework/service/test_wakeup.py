@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import anyio.lowlevel
 
-from kmr.service.changes import Wakeup
+from kmr.service.wakeup import Wakeup
 
 
 async def test_all_tasks_that_wait_go_on_at_a_change_and_wait_for_the_next_one() -> None:
