@@ -302,7 +302,7 @@ class MapStage:
         for stage, found in ((MAP_STAGE, mapped.failures), (DISTINCT_STAGE, letters)):
             if failures := [each for each in found if each.offset > self._failed_to]:
                 rows = failed[stage] = failed_records(batch, failures, stage, whole.generation)
-                self._ledgers.charge(rows.ranges, rows.nbytes)
+                self._ledgers.charge(rows.ranges, rows.nbytes, failed=True)
                 ranges = subtract_ranges(ranges, rows.ranges)
         if (made := self._rows(batch, mapped, ranges)) is not None:
             with self._waits.on("reduce-1, whose queue is full"):

@@ -168,10 +168,14 @@ class ReduceStage:
         while rest is not None:
             if not self._ledgers.is_current(rest.ranges):
                 return
+            reason = None
             if self.trigger.replaying:
                 self._collecting.add_unlimited(rest)
-                return
-            rest, reason = self._collecting.add(rest)
+                rest = None
+            else:
+                rest, reason = self._collecting.add(rest)
+            if rows.closes is not None:  # no record in flight has the bytes of windows that closed
+                self._ledgers.hold(self._collecting, self._collecting.bytes)
             if reason is not None:
                 await self._hand_over(reason)
 
@@ -223,7 +227,7 @@ class ReduceStage:
 
     async def _send_on(self, buffer: Buffer, outcome: FlushOutcome) -> None:
         for records in outcome.failed:
-            self._ledgers.charge(records.ranges, records.nbytes)
+            self._ledgers.charge(records.ranges, records.nbytes, failed=True)
         if self._out is not None and outcome.forward is not None:
             if outcome.ranges:  # the rows replace the collected ones
                 grown = max(0, outcome.forward.nbytes - buffer.bytes)

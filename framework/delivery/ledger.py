@@ -7,6 +7,7 @@ moves back. The ledger stores ranges, so its cost does not depend on the number 
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class Ledger:
         look_back: returns what is remembered before an offset, for the metadata of a commit.
         until: the offset where reading ends; None: nowhere.
         held_to: last offset of the records that open windows hold; None if the strategy has no windows.
+        letters: bytes of failed records on their way to `reduce_err`, by offset, of a strategy with windows.
     """
 
     def __init__(self, partition: TopicPartition, start: int | None, generation: int) -> None:
@@ -75,6 +77,7 @@ class Ledger:
         self.look_back: Callable[[int], LookBack | None] = lambda _offset: None
         self.until: int | None = None
         self.held_to: int | None = None
+        self.letters: dict[int, int] = {}
         # Settled ranges above the watermark; they neither touch nor overlap.
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -312,6 +315,7 @@ class Ledgers:
         if ledger is not None:
             for batch in ledger.inflight:
                 self._on_bytes(-batch.nbytes, -batch.unmapped)
+            self._letters_leave(ledger, 0)
             self._changed()
 
     def give_back(self, ledger: Ledger, end: int | None) -> None:
@@ -322,6 +326,7 @@ class Ledgers:
             for batch in ledger.inflight:
                 self._on_bytes(0, -batch.unmapped)
                 batch.unmapped = 0
+            self._letters_leave(ledger, ledger.position or 0)
 
     def get(self, partition: TopicPartition) -> Ledger | None:
         """Return the ledger of a partition, None if it is not assigned."""
@@ -345,11 +350,18 @@ class Ledgers:
         if ledger is not None and (mapped := ledger.mapped(r.first, r.last, made)) is not None:
             self._on_bytes(made, -mapped)
 
-    def charge(self, ranges: Sequence[Range], nbytes: int) -> None:
-        """Count bytes that were made of mapped records; they leave when the last of them is settled."""
+    def charge(self, ranges: Sequence[Range], nbytes: int, *, failed: bool = False) -> None:
+        """Count bytes that were made of mapped records; they leave when the last of them is settled.
+
+        Args:
+            failed: they are on their way to `reduce_err`, where the others of a batch may be in windows.
+        """
         r = ranges[-1]
         if (ledger := self._current(r)) is not None and (number := ledger.at(r.last)) is not None:
-            ledger.inflight[number].nbytes += nbytes
+            if failed and ledger.held_to is not None:
+                ledger.letters[r.last] = ledger.letters.get(r.last, 0) + nbytes
+            else:
+                ledger.inflight[number].nbytes += nbytes
             self._on_bytes(nbytes, 0)
 
     def hold(self, owner: object, nbytes: int) -> None:
@@ -381,7 +393,13 @@ class Ledgers:
                 for batch in ledger.settle(r.first, r.last):
                     self._on_bytes(-batch.nbytes, -batch.unmapped)
                     self._on_settled(ledger.partition, batch)
+                self._letters_leave(ledger, r.first, r.last)
         self._changed()
+
+    def _letters_leave(self, ledger: Ledger, first: int, last: int = sys.maxsize) -> None:
+        """Note that failed records of a range are settled or lost."""
+        for offset in [each for each in ledger.letters if first <= each <= last]:
+            self._on_bytes(-ledger.letters.pop(offset), 0)
 
     def _current(self, r: Range) -> Ledger | None:
         ledger = self._ledgers.get(r.topic_partition)

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ..reducers.reducer import ERROR_STAGE
+from .sink_checks import SinkChecks, offsets_of
+from .windows import WindowChecks
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from ..pipeline import Pipeline
     from ..record import Rows, TopicPartition
     from ..reducers.sink import Delivery
+    from .windows import WindowsOfLog
     from .world import SimulatedMember, World
 
 QUEUE_BATCHES: Final = 2
@@ -38,7 +41,9 @@ class Expectation:
         per_row: the branches whose rows are counted; in the others, ranges are counted.
         refusable: records that the sink may refuse, by partition and offset.
         batch_bytes: bytes of the largest batch with its rows, for the check of the memory.
-        remembers: whether a duplicate of a record is dropped, unless retention has removed the record.
+        remembers: whether a duplicate of a record is dropped, or a window needs it, unless retention has
+            removed the record.
+        windows: those of each partition; None if the strategy has none.
     """
 
     delivery: Delivery
@@ -49,115 +54,8 @@ class Expectation:
     diverts: bool
     batch_bytes: int
     remembers: bool = False
+    windows: Mapping[TopicPartition, WindowsOfLog] | None = None
     refusable: set[tuple[TopicPartition, int]] = field(default_factory=set)
-
-
-def offsets_of(rows: Rows, *, per_row: bool) -> Iterable[tuple[TopicPartition, int]]:
-    """Return the records behind rows: one for each row, or each of the ranges once."""
-    if per_row and rows.offsets is not None:
-        partition = rows.ranges[0].topic_partition
-        return [(partition, offset) for offset in rows.offsets.tolist()]
-    return [(r.topic_partition, at) for r in rows.ranges for at in range(r.first, r.last + 1)]
-
-
-class SinkChecks:
-    """Counts what reaches the sink of one branch.
-
-    Args:
-        rows: as `Expectation.rows`, of the branch.
-        per_row: whether rows, or else ranges, are counted.
-        once: whether no row may be there twice.
-    """
-
-    def __init__(
-        self,
-        world: World,
-        name: str,
-        rows: Mapping[TopicPartition, np.ndarray],
-        *,
-        per_row: bool,
-        once: bool,
-    ) -> None:
-        self._world = world
-        self._shown = f"the sink of branch {name}" if name else "the sink"
-        self.expected = rows
-        self.per_row = per_row
-        self._once = once
-        self.delivered = {at: np.zeros(len(each), dtype=np.int64) for at, each in rows.items()}
-        self.dropped = {at: np.zeros(len(each), dtype=np.bool_) for at, each in rows.items()}
-        self._last: dict[tuple[int, int, TopicPartition], int] = {}
-        self._forgetful: set[TopicPartition] = set()
-
-    def forgets(self, partition: TopicPartition) -> None:
-        """Note that rows of a partition may be there that are duplicates of removed records."""
-        self._forgetful.add(partition)
-
-    def wrote(
-        self, member: SimulatedMember, parts: Sequence[Rows], only: Container[int] | None = None
-    ) -> None:
-        """Count rows that the sink has taken, and check their number.
-
-        Args:
-            only: the offsets of the rows that it has taken; None: all.
-        """
-        for rows in parts:
-            for partition, offset in offsets_of(rows, per_row=self.per_row):
-                if only is not None and offset not in only:
-                    continue
-                self.delivered[partition][offset] += 1
-                if self._once and partition not in self._forgetful:
-                    most = self.expected[partition][offset]
-                    if self.delivered[partition][offset] > most and most:
-                        self._world.problem(
-                            "a record is in the sink too often",
-                            f"{partition}[{offset}] became {most} rows, but {self._shown} has "
-                            f"{self.delivered[partition][offset]}, the last by {member.name}",
-                        )
-
-    def sends(self, member: SimulatedMember, parts: Sequence[Rows]) -> None:
-        """Check that a member sends the ranges of a partition in order; a write may be sent again."""
-        began: dict[tuple[int, int, TopicPartition], int] = {}
-        for r in (r for rows in parts for r in rows.ranges):
-            at = (id(member), r.generation, r.topic_partition)
-            last = began.get(at, self._last.get(at, -1))
-            if r.first <= last if at in began else r.first < last:
-                self._world.problem(
-                    "records of a partition are out of order",
-                    f"{member.name} writes {r} after offset {last}",
-                )
-            if at not in began:
-                self._last[at] = r.first
-            began[at] = r.last
-
-    def drops(self, rows: Rows) -> None:
-        """Note that a reducer has made no rows of these records."""
-        for r in rows.ranges:
-            self.dropped[r.topic_partition][r.first : r.last + 1] = True
-
-    def has(self, partition: TopicPartition) -> np.ndarray:
-        """Return for each offset whether the sink has all expected rows of its record."""
-        rows = self.expected[partition]
-        found: np.ndarray = (
-            (rows == 0) | (self.delivered[partition] >= rows) | self.dropped[partition]
-        )
-        return found
-
-    def final(self, partition: TopicPartition) -> None:
-        """Check the number of rows at the end, when everything is committed."""
-        if partition in self._forgetful:
-            return
-        wanted, found = self.expected[partition], self.delivered[partition]
-        often = np.flatnonzero((found > wanted) & (wanted > 0))
-        if self._once and len(often):
-            self._world.problem(
-                "a record is in the sink too often", f"{partition}[{int(often[0])}]"
-            )
-        extra = np.flatnonzero((found > 0) & (wanted == 0))
-        if self.per_row and len(extra):
-            self._world.problem(
-                "a record is in the sink that the map filters or fails on",
-                f"{partition}[{int(extra[0])}]",
-            )
 
 
 def _held(pipeline: Pipeline, *, errors: bool) -> int:
@@ -188,14 +86,25 @@ class Checks:
         self.expected = expected
         once = orderly or expected.delivery != "at-least-once"
         self.sinks = {
-            name: SinkChecks(world, name, rows, per_row=name in expected.per_row, once=once)
-            for name, rows in expected.rows.items()
+            name: self._checks_of(name, rows, once=once) for name, rows in expected.rows.items()
         }
         sizes = {at: len(each) for at, each in expected.exists.items()}
         self.diverted = {at: np.zeros(size, dtype=np.int64) for at, size in sizes.items()}
         self.gone = {at: np.zeros(size, dtype=np.bool_) for at, size in sizes.items()}
         self._skipped = False
         self._contents: dict[str, bytes] = {}
+
+    def _checks_of(
+        self, name: str, rows: Mapping[TopicPartition, np.ndarray], *, once: bool
+    ) -> SinkChecks:
+        expected = self.expected
+        if expected.windows is not None:
+            return WindowChecks(self._world, expected.windows, rows, once=once)
+        return SinkChecks(self._world, name, rows, per_row=name in expected.per_row, once=once)
+
+    def rests(self, partition: TopicPartition, end: int, committed: int) -> bool:
+        """Return whether all is done below `end` when this offset is committed."""
+        return all(sink.rests(partition, end, committed) for sink in self.sinks.values())
 
     def diverts(self, parts: Sequence[Rows]) -> None:
         """Count rows that the error sink has taken."""
@@ -340,13 +249,15 @@ class Checks:
         expected, delivery = self.expected, self.expected.delivery
         for partition, errors in self.diverted.items():
             if delivery != "at-most-once":
-                lost = np.flatnonzero(~self.settled(partition)[: ends[partition]])
+                end = ends[partition]
+                waits = np.any([s.waits(partition, end) for s in self.sinks.values()], axis=0)
+                lost = np.flatnonzero(~(self.settled(partition) | waits)[:end])
                 if len(lost):
                     self._world.problem(
                         "a record is lost", f"{partition}[{int(lost[0])}] is in no sink"
                     )
             for sink in self.sinks.values():
-                sink.final(partition)
+                sink.final(partition, errors)
             if not expected.diverts and delivery != "at-most-once":
                 found_odd = np.flatnonzero((errors > 0) & ~expected.failed[partition])
                 odd = [at for at in found_odd.tolist() if (partition, at) not in expected.refusable]

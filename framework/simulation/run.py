@@ -170,7 +170,7 @@ class _Simulation:
     def _settings(self, number: int) -> Settings:
         """Return the settings of a member; each second life of it has half of the budget."""
         budget = self.schedule.budget // (1 if self._lives[number] % 2 else 2)
-        if self.strategy.distincts:
+        if self.strategy.distincts or self.strategy.window is not None:
             budget = 0  # half of a small one could not have the keys, which ends a worker
         return _settings_of(self._topics, max(budget, _LEAST) if budget else _ENOUGH)
 
@@ -277,8 +277,9 @@ class _Simulation:
             self.checks.stages(member)
 
     def _is_done(self) -> bool:
+        """Return whether all is done, and no bytes are in flight but those of open windows."""
         return not self._behind() and not any(
-            member.asleep or worker.pipeline.intake.budget.used
+            member.asleep or worker.pipeline.intake.budget.used > worker.pipeline.ledgers.held_bytes
             for member, worker in self._working()
         )
 
@@ -296,7 +297,7 @@ class _Simulation:
         entry = group.offsets.committed.get(partition)
         committed = 0 if entry is None else entry.offset
         log = group.ranges[partition]
-        if committed >= log.end:
+        if self.checks.rests(partition, log.end, committed):
             return False
         found = (worker.pipeline.ledgers.get(partition) for _, worker in self._working())
         ledgers = [ledger for ledger in found if ledger is not None]

@@ -7,7 +7,7 @@ import warnings
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -28,11 +28,13 @@ from .log import LogRecords
 from .run import UnreadMetrics, run_schedule
 from .schedule import Event, Schedule, generate, shrink
 from .sinks import StrategyModels, TableFacts, table_columns
+from .windows import WindowsOfLog, with_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..mapping.results import MapResult
+    from ..memory.window import Window
     from ..strategy import Strategy
     from .run import SimulationOutcome
 
@@ -82,7 +84,7 @@ class Simulator:
         topic: str = "simulated",
         partitions: int = 2,
     ) -> None:
-        self.strategy = strategy
+        self.strategy = strategy = with_offsets(strategy)
         self.log = _log_of(records, topic, partitions)
         self._metrics = UnreadMetrics()
         with _quiet():
@@ -101,6 +103,8 @@ class Simulator:
                 for at, result in mapped.items()
                 for offset in np.setdiff1d(result.offsets, passing[at].offsets).tolist()
             )
+        if (window := strategy.window) is not None:
+            self._expect_windows(window, passing)
         self._records = {at: LogRecords.of(part) for at, part in self.log.items()}
         self.strategy_models = _models_of(strategy, mapped)
         calm = self.run(self._calm())
@@ -112,6 +116,20 @@ class Simulator:
             self.expected.refusable.update(
                 (at, offset) for offset in np.flatnonzero(diverted).tolist()
             )
+
+    def _expect_windows(self, window: Window, mapped: Mapping[TopicPartition, MapResult]) -> None:
+        """Expect the windows of the logs; records that are late, or have no valid time, fail."""
+        expected, windows = self.expected, {}
+        for at, result in mapped.items():
+            batch = Batch.of(self.log[at])
+            found = windows[at] = WindowsOfLog(window, batch, result, len(expected.exists[at]))
+            invalid = list(found.invalid)
+            expected.failed[at][invalid], expected.rows[""][at][invalid] = True, 0
+            if window.late == "dead-letter":
+                made = np.flatnonzero(expected.rows[""][at]).tolist()
+                late = (o for o in made if window.idle is not None or not found.of_record[o])
+                expected.refusable.update((at, offset) for offset in late)
+        self.expected = replace(expected, windows=windows, remembers=True)
 
     @property
     def sizes(self) -> tuple[int, ...]:

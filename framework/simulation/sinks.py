@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import anyio
 
+from ..memory.window import Window
 from ..reducers.collect import Collecting
 from ..reducers.reducer import Reducer, limits_of
 from ..reducers.sink import NEW, Sink, Write
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
     from ..reducers.reducer import Context
     from ..sinks.planning import RangeRows
     from ..strategy import Strategy
-    from .checks import Checks, SinkChecks
+    from .checks import Checks
     from .schedule import Target
+    from .sink_checks import SinkChecks
     from .transactions import Coordinator
     from .world import SimulatedMember, World
 
@@ -157,7 +159,10 @@ def with_models(strategy: Strategy, strategy_models: StrategyModels, max_rows: i
     def modelled(branch: str, chain: Sequence[Reducer]) -> list[Reducer]:
         *before, last = chain
         models = strategy_models.of(branch)
-        reduce: list[Reducer] = [_DroppedRecords(reducer, models) for reducer in before]
+        reduce: list[Reducer] = [
+            copy.copy(each) if isinstance(each, Window) else _DroppedRecords(each, models)
+            for each in before
+        ]
         return [_lower(each, max_rows) for each in (*reduce, _modelled(last, models))]
 
     errors = strategy.reduce_err

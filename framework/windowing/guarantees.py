@@ -99,7 +99,6 @@ class WindowsAtLeastOnce(AfterErrors):
         async with self._begun(buffer) as has_rows:
             if not has_rows:
                 return None
-            self.ledgers.hold(buffer, buffer.bytes)
             outcome = await write()
             self.ledgers.settle(_close(buffer, self.committer, self.partition))
         _tell(buffer)
@@ -115,7 +114,6 @@ class WindowsExactlyOnce(ExactlyOnce):
     """
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
-        self.ledgers.hold(buffer, buffer.bytes)
         await self._wait(buffer, _is_read(self.ledgers, self.partition, buffer))
         if buffer.rows or (self.replayed is not None and buffer.ranges()):
             outcome = await ExactlyOnce.deliver(self, buffer, write)

@@ -167,7 +167,7 @@ class WindowStage:
         gone: list[Range] = []
         for letter in letters_of(rows, which, reason, self.name):
             gone += letter.ranges
-            self._ledgers.charge(letter.ranges, letter.nbytes)
+            self._ledgers.charge(letter.ranges, letter.nbytes, failed=True)
             with self._waits.on("reduce-err, or for err_limit"):
                 await self._errors.send(letter, self.name)
         return gone

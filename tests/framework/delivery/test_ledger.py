@@ -197,3 +197,19 @@ def test_the_watermark_with_more_ranges_is_what_it_would_be_if_they_were_settled
     ledger.settle(0, 3)
     assert ledgers.are_settled([ours])
     assert not ledgers.are_settled([ours, gap])
+
+
+def test_failed_records_leave_when_they_are_settled_though_windows_hold_their_batch() -> None:
+    changes: list[int] = []
+    ledgers = Ledgers(on_bytes=lambda nbytes, _: changes.append(nbytes))
+    ledger = ledgers.open(P0, 0, holds=True)
+    ledgers.take_in(batch(0, 10))
+    letter = Range("t", 0, 4, 4, ledger.generation)
+    ledgers.charge([letter], 7, failed=True)
+    ledgers.release([Range("t", 0, 0, 9, ledger.generation)])
+    assert sum(changes) == 7
+    ledgers.settle([letter])
+    assert sum(changes) == 0
+    ledgers.charge([letter._replace(first=5, last=5)], 3, failed=True)
+    ledgers.drop(P0)
+    assert sum(changes) == 0

@@ -46,6 +46,10 @@ _DISTINCT: Final = (
     "distinct chain of ranges",
     "distinct at least once",
 )
+_WINDOWS: Final = ("windows into clickhouse", "windows that overlap", "windows of idle partitions")
+_LATE: Final = ("windows that overlap", "windows of idle partitions")
+_SESSIONS: Final = ("windows of sessions",)
+_IDLE: Final = ("windows of idle partitions",)
 _ORDERED: Final = (*_ANNOUNCED, *_AT_MOST_ONCE)
 
 MUTATIONS: Final[dict[str, Mutation]] = {
@@ -133,8 +137,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "bytes of dropped partitions stay in the budget": Mutation(
         "delivery/ledger.py",
-        "self._on_bytes(-batch.nbytes, -batch.unmapped)\n            self._changed()",
-        "self._on_bytes(0, 0)\n            self._changed()",
+        "self._on_bytes(-batch.nbytes, -batch.unmapped)\n            self._letters_leave(ledger, 0)",
+        "self._on_bytes(0, 0)\n            self._letters_leave(ledger, 0)",
     ),
     "bytes of rows are never given back": Mutation(
         "delivery/ledger.py", "part.nbytes += made", "part.nbytes += 0"
@@ -448,6 +452,123 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "chosen = wanted.astype(np.int64)",
         "chosen = np.ones(len(times), np.int64)",
         of=_DISTINCT,
+    ),
+    "a row of a window that has closed is not late": Mutation(
+        "memory/window_state.py",
+        "self._window.every + self._lasting <= reached",
+        "self._window.every + self._lasting < reached",
+        of=_WINDOWS,
+    ),
+    "windows close without the lateness": Mutation(
+        "memory/window_state.py",
+        "int(times[found].max()) - window.lateness)",
+        "int(times[found].max()))",
+        of=_WINDOWS,
+    ),
+    "a window that ends with the event time stays open, and counts as closed": Mutation(
+        "memory/window_state.py",
+        "start + length <= to}\n        rows",
+        "start + length < to}\n        rows",
+        of=_WINDOWS,
+    ),
+    "an open window holds its last record, not its first": Mutation(
+        "memory/window_state.py",
+        "self._firsts.setdefault(start, offset)",
+        "self._firsts[start] = offset",
+        of=_WINDOWS,
+    ),
+    "a window closes with the rows of the next one": Mutation(
+        "memory/window_aggregates.py",
+        "closes = table.column(START).to_numpy() < before",
+        "closes = table.column(START).to_numpy() <= before + 2_000_000",
+        of=_WINDOWS,
+    ),
+    "all that was read settles when a window closes": Mutation(
+        "windowing/stage.py",
+        "end = self._read_to + 1 if first is None else first",
+        "end = self._read_to + 1",
+        of=_WINDOWS,
+    ),
+    "a restarted worker has no window closed": Mutation(
+        "windowing/stage.py",
+        "window.state(partition, begin)",
+        "window.state(partition)",
+        of=_WINDOWS,
+    ),
+    "windows close while an announced range is read again": Mutation(
+        "windowing/stage.py",
+        "        if self._replayed is None:\n            if self._state.is_due",
+        "        if True:\n            if self._state.is_due",
+        of=_WINDOWS,
+    ),
+    "a replay closes what the event time says, not what was announced": Mutation(
+        "windowing/stage.py",
+        "to, self._replayed = self._replayed.closed_to, None",
+        "to, self._replayed = self._state.level, None",
+        of=_WINDOWS,
+    ),
+    "failed records settle with the windows": Mutation(
+        "windowing/stage.py",
+        "merge_ranges([*self._held, *subtract_ranges(rows.ranges, failed)])",
+        "merge_ranges([*self._held, *rows.ranges])",
+        of=_LATE,
+    ),
+    "rows are taken before those of an idle window are announced": Mutation(
+        "windowing/stage.py",
+        "                await rows.done.wait()",
+        "                pass",
+        of=_IDLE,
+    ),
+    "a commit says that no window is closed by the last emission": Mutation(
+        "windowing/guarantees.py",
+        "else last.closes[1]",
+        "else last.closes[0]",
+        of=_WINDOWS,
+    ),
+    "an announcement has the times of its first emission only": Mutation(
+        "windowing/guarantees.py",
+        "closed_to=closes[-1][1],",
+        "closed_to=closes[0][1],",
+        of=_WINDOWS,
+    ),
+    "an announcement ends with the records that it settles": Mutation(
+        "windowing/guarantees.py",
+        'fields["last"] = held[-1].read_to',
+        'fields["last"] = held[-1].ranges[0].first',
+        of=_WINDOWS,
+    ),
+    "a token without the times": Mutation(
+        "windowing/guarantees.py",
+        'fields["token"] += f"/{closes[0][0]}-{closes[-1][1]}"',
+        "pass",
+        of=_IDLE,
+    ),
+    "what is read is committed before failed records are settled": Mutation(
+        "windowing/guarantees.py",
+        "        await self._wait(buffer, _is_read(self.ledgers, self.partition, buffer))\n        if",
+        "        if",
+        of=_LATE,
+    ),
+    "a session ends only after more than the gap": Mutation(
+        "memory/session_state.py",
+        "np.diff(times) >= gap",
+        "np.diff(times) > gap",
+        of=_SESSIONS,
+    ),
+    "a row at the event time is late for sessions": Mutation(
+        "memory/session_state.py", "= times < reached", "= times <= reached", of=_SESSIONS
+    ),
+    "sessions are read again with the level of the commit": Mutation(
+        "memory/session_state.py",
+        "self.level = closed.level",
+        "self.level = closed.closed_to",
+        of=_SESSIONS,
+    ),
+    "a commit does not say which windows are closed": Mutation(
+        "commit.py",
+        "entry.announcement, entry.closed = None, closed",
+        "entry.announcement = None",
+        of=_WINDOWS,
     ),
 }
 

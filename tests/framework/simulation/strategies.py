@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kmr.mapping.functions import map_record
 from kmr.memory.distinct import Distinct
+from kmr.memory.window import Window
 from kmr.record import Record
 from kmr.reducers.collect import Batcher
 from kmr.simulation.loop import SimulationLoop
@@ -95,6 +96,20 @@ def _errors() -> MemoryWriter:
     return MemoryWriter(Journal(), max_age=1.0)
 
 
+def _sessions() -> Window:
+    return Window(
+        session=3.0, max=60.0, time="at", by=["id"], columns={"n": ("*", "count")}, lateness=2.0,
+        late="dead-letter",
+    )  # fmt: skip
+
+
+def _window(**options: Any) -> Window:
+    columns = {"n": ("*", "count")}
+    return Window(
+        6.0, time="at", by=["id"], columns=columns, lateness=2.0, **({"late": "drop"} | options)
+    )
+
+
 def _chain(last: RangeWriter | MemoryWriter) -> Strategy:
     return Strategy(locate, [MemoryWriter(Journal(), forward=True), last], reduce_err=_errors())
 
@@ -159,6 +174,25 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
         ],
         reduce_err=_errors(),
     ),
+    "windows into clickhouse": lambda: Strategy(
+        identify,
+        [_window(keyed=True), ClickHouseWriter("hits", url="http://localhost:1")],
+        reduce_err=_errors(),
+    ),
+    "windows that overlap": lambda: Strategy(
+        identify,
+        [Batcher(), _window(every=2.0, late="dead-letter"), Ranges()],
+        reduce_err=_errors(),
+    ),
+    "windows of sessions": lambda: Strategy(
+        identify, [_sessions(), Ranges()], reduce_err=_errors()
+    ),
+    "windows of idle partitions": lambda: Strategy(
+        identify, [_window(late="dead-letter", idle=3.0), Ranges()], reduce_err=_errors()
+    ),
+    "windows at least once": lambda: Strategy(
+        identify, [_window(), MemoryWriter(Journal())], reduce_err=_errors()
+    ),
     "distinct transactions": lambda: Strategy(
         identify, [Distinct("id", 8.0), KafkaWriter("out", delivery="exactly-once")]
     ),
@@ -178,4 +212,4 @@ def records_of(name: str) -> list[Any]:
     """Return the records for a strategy."""
     if name.startswith("joined"):
         return JOINED
-    return list(REPEATED if name.startswith("distinct") else RECORDS)
+    return list(REPEATED if name.startswith(("distinct", "windows")) else RECORDS)

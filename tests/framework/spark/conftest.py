@@ -51,11 +51,13 @@ class Kafka:
 
         asyncio.run(run())
 
-    def produce(self, topic: str, values: Sequence[bytes], **options: Any) -> None:
+    def produce(
+        self, topic: str, values: Sequence[bytes], *, partition: int | None = None, **options: Any
+    ) -> None:
         async def run() -> None:
             async with BatchProducer(self.servers, topic, **options) as producer:
                 for first in range(0, len(values), 10_000):
-                    await producer.send(values[first : first + 10_000])
+                    await producer.send(values[first : first + 10_000], partition=partition)
 
         asyncio.run(run())
 
