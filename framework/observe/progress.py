@@ -43,8 +43,8 @@ class Summary:
 
     def __str__(self) -> str:
         return (
-            f"{self.read:,} records read, {self.written:,} rows written, "
-            f"{self.filtered:,} records filtered, {self.failed:,} failed"
+            f"records: {self.read:,} read, {self.filtered:,} filtered, {self.failed:,} failed; "
+            f"rows: {self.written:,} written"
         )
 
 

@@ -46,7 +46,7 @@ async def test_a_plain_function_runs_under_a_running_event_loop_and_the_counts_c
 
     done = await _in_thread_with_loop(call)
     assert (done.read, done.written, done.filtered, done.failed) == (5, 3, 1, 1)
-    assert str(done) == "5 records read, 3 rows written, 1 records filtered, 1 failed"
+    assert str(done) == "records: 5 read, 1 filtered, 1 failed; rows: 3 written"
     assert [row["n"] for row in written.rows()] == [2, 4, 6]
 
 

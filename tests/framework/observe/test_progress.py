@@ -117,7 +117,7 @@ async def test_a_worker_logs_its_start_its_waiting_and_that_it_has_caught_up(
     *_, drained, summary = logs
     assert drained["event"] == "drained and stopped"
     assert (drained["settled"], drained["failed"]) == (2, 0)
-    assert summary["event"] == "2 records read, 2 rows written, 0 records filtered, 0 failed"
+    assert summary["event"] == "records: 2 read, 0 filtered, 0 failed; rows: 2 written"
 
 
 def test_a_worker_that_runs_until_it_has_caught_up_waits_for_its_maps() -> None:
