@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -153,24 +156,40 @@ def refuse_unavailable(
 
 
 def unavailable(values: Array, text: str) -> NDArray[np.bool_] | None:
-    """Return which values stand for one that the source did not send; None if there are none."""
-    kind = values.type
-    if pa.types.is_list(kind) and (
-        pa.types.is_string(kind.value_type) or pa.types.is_binary(kind.value_type)
-    ):
-        firsts = _pc.list_slice(values, 0, 1)
-        counts = _pc.list_value_length(firsts).fill_null(0).to_numpy(zero_copy_only=False)
-        found = unavailable(firsts.flatten(), text)
-        if found is None:
+    """Return which values stand for one that the source did not send; None if there are none.
+
+    Debezium sends the placeholder as text; bytes in base64; an array of texts with it as its only item, one
+    of integers or dates with its bytes as items, one of UUIDs with the UUID that Java makes of its bytes.
+    """
+    kind, encoded = values.type, text.encode()
+    if pa.types.is_list(kind):
+        of_numbers = pa.types.is_integer(kind.value_type)
+        size = len(encoded) if of_numbers else 1
+        lengths = _pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(lengths == size)
+        items: Any = values.take(pa.array(rows)).flatten()
+        if of_numbers:
+            numbers = items.fill_null(0).to_numpy(zero_copy_only=False).reshape(-1, size)
+            same = (numbers == np.frombuffer(encoded, np.uint8)).all(axis=1)
+        elif (same := unavailable(items, text)) is None:
             return None
-        whole = np.zeros(len(values), np.bool_)
-        whole[counts == 1] = found
-        return whole
-    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        found = np.zeros(len(values), np.bool_)
+        found[rows] = same
+        return found
+    if isinstance(kind, pa.UuidType):
+        marks: Any = _pc.equal(values.storage, pa.scalar(_java_uuid(encoded).bytes, pa.binary(16)))
+    elif pa.types.is_string(kind):
+        texts = [text, base64.b64encode(encoded).decode(), str(_java_uuid(encoded))]
+        marks = _pc.is_in(values, pa.array(texts))
+    elif pa.types.is_binary(kind):
+        marks = _pc.equal(values, pa.scalar(encoded, kind))
+    else:
         return None
-    same: Any = _pc.equal(
-        values, pa.scalar(text if pa.types.is_string(kind) else text.encode(), kind)
-    )
-    if not pc.any(same).as_py():
+    if not pc.any(marks).as_py():
         return None
-    return same.fill_null(fill_value=False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    return marks.fill_null(fill_value=False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _java_uuid(text: bytes) -> UUID:
+    """Return `UUID.nameUUIDFromBytes` of Java."""
+    return UUID(bytes=hashlib.md5(text, usedforsecurity=False).digest(), version=3)

@@ -13,7 +13,7 @@ import math
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from uuid import UUID  # noqa: TC003  msgspec reads the annotation
+from uuid import UUID
 
 import msgspec
 import pyarrow as pa
@@ -152,6 +152,40 @@ def test_a_changed_key_is_a_delete_and_a_row_and_floats_that_are_no_numbers_are_
     assert found[-1]["price"] is None
     again = rows("strings", "srv.public.things", Thing, decimals="string", times="isostring")
     assert math.isnan(again[-1]["f8"])
+
+
+@pytest.mark.parametrize("mode", ["plain", "strings"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("txt", str),
+        ("js", str),
+        ("b", bytes),
+        ("b", str),
+        ("ta", list[str]),
+        ("ia", list[int]),
+        ("ba", list[int]),
+        ("ua", list[UUID]),
+        ("ua", list[str]),
+    ],
+)
+def test_a_large_value_that_the_source_did_not_send_is_no_value(
+    mode: str, name: str, kind: Any
+) -> None:
+    cls = msgspec.defstruct("Large", [("id", int), (name, kind | None, None)])
+    values = [e["value"] for e in EVENTS if (e["mode"], e["topic"]) == (mode, "srv.public.toast")]
+    _, failures = Debezium(Json(cls)).decode(pa.array([v.encode() for v in values]))
+    if (mode, name, kind) == ("strings", "b", bytes):  # in hex, which is no base64
+        assert failures
+    else:
+        (reason,) = failures.values()
+        assert reason.startswith(
+            f"field after.{name}: the source did not send it, because it is large"
+        )
+    event = b'{"op":"c","after":{"id":1,"ia":[95,95],"ua":[],"ta":["__"],"b":"X18="},"source":'
+    event += b'{"connector":"postgresql","lsn":7}}'
+    _, failures = Debezium(Json(cls)).decode(pa.array([event]))
+    assert not failures
 
 
 def test_a_row_before_its_change_keeps_its_floats() -> None:
