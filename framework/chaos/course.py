@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from aiokafka import AIOKafkaProducer
@@ -17,7 +19,7 @@ from aiokafka.errors import KafkaError
 from ..service.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from .faults import StormFault, Strike
     from .records import Values
@@ -25,18 +27,57 @@ if TYPE_CHECKING:
     from .site import SystemUnderTest
 
 
-class RecordSource(Protocol):
-    """What sends the records."""
+_PAUSE: Final = 0.3  # seconds, before a producer that failed is replaced
+
+
+class RecordSource(ABC):
+    """Sends records until it is stopped.
+
+    Args:
+        interval: seconds from one batch of a producer to the next.
+    """
+
+    def __init__(self, recorder: Recorder, interval: float) -> None:
+        self._recorder = recorder
+        self._interval = interval
+        self._stopped = False
+        self._changed = Wakeup()
 
     @property
+    @abstractmethod
     def count(self) -> int:
         """How many records the broker has acknowledged."""
 
-    async def until_more(self, records: int) -> None:
-        """Wait until so many more records have been acknowledged."""
-
     def stop(self) -> None:
         """Send no more."""
+        self._stopped = True
+
+    async def until_more(self, records: int) -> None:
+        """Wait until so many more records have been acknowledged."""
+        wanted = self.count + records
+        while self.count < wanted:
+            await self._changed.wait()
+
+    async def _produce(
+        self,
+        make: Callable[[], AIOKafkaProducer],
+        send: Callable[[AIOKafkaProducer], Awaitable[None]],
+    ) -> None:
+        """Send one batch after the other until `stop`; a new producer replaces one that fails."""
+        while not self._stopped:
+            producer = make()
+            try:
+                await producer.start()
+                while not self._stopped:
+                    began = anyio.current_time()
+                    await send(producer)
+                    await anyio.sleep_until(began + self._interval)
+            except KafkaError as error:
+                self._recorder.event("noticed", "producer", f"{type(error).__name__}: {error}")
+                await anyio.sleep(_PAUSE)
+            finally:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                    await producer.stop()
 
 
 class ScheduleRun:
@@ -124,12 +165,11 @@ class ScheduleRun:
 
 
 _BATCH: Final = 20
-_PAUSE: Final = 0.3
 _ANSWER: Final = 60_000
 """Milliseconds until the fate of a record is unknown: longer than a broker takes to start again."""
 
 
-class Load:
+class Load(RecordSource):
     """Values for topics, over and over, spread over the partitions.
 
     Attributes:
@@ -146,6 +186,7 @@ class Load:
         recorder: Recorder,
     ) -> None:
         """`rate`: records per second, all topics together."""
+        super().__init__(recorder, _BATCH / rate)
         self.acknowledged: dict[tuple[str, int], dict[int, bytes | None]] = defaultdict(dict)
         self.unknown = 0
         self.sent = 0
@@ -154,46 +195,20 @@ class Load:
             (topic, value) for topic, each in values.items() for value in each
         )
         self._partitions = itertools.cycle(range(partitions))
-        self._interval = _BATCH / rate
-        self._recorder = recorder
-        self._stopped = False
-        self._changed = Wakeup()
 
     @property
     def count(self) -> int:
-        """How many records are acknowledged."""
         return sum(map(len, self.acknowledged.values()))
-
-    def stop(self) -> None:
-        """Send no more."""
-        self._stopped = True
-
-    async def until_more(self, records: int) -> None:
-        """Wait until so many more records have been acknowledged."""
-        wanted = self.count + records
-        while self.count < wanted:
-            await self._changed.wait()
 
     async def run(self) -> None:
         """Send until `stop`; returns when every record was answered or given up."""
-        while not self._stopped:
-            producer = AIOKafkaProducer(
-                bootstrap_servers=self._bootstrap_servers,
-                enable_idempotence=True,
-                request_timeout_ms=_ANSWER,
-            )
-            try:
-                await producer.start()
-                while not self._stopped:
-                    began = anyio.current_time()
-                    await self._send(producer)
-                    await anyio.sleep_until(began + self._interval)
-            except KafkaError as error:
-                self._recorder.event("noticed", "producer", f"{type(error).__name__}: {error}")
-                await anyio.sleep(_PAUSE)
-            finally:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-                    await producer.stop()
+        make = partial(
+            AIOKafkaProducer,
+            bootstrap_servers=self._bootstrap_servers,
+            enable_idempotence=True,
+            request_timeout_ms=_ANSWER,
+        )
+        await self._produce(make, self._send)
 
     async def _send(self, producer: AIOKafkaProducer) -> None:
         """A few records, each to the next partition, and what became of them."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from kmr.chaos.course import ScheduleRun
+from kmr.chaos.course import RecordSource, ScheduleRun
 from kmr.chaos.faults import StormFault, Strike
 from kmr.chaos.site import SystemUnderTest
 
@@ -39,11 +39,13 @@ class Restless(Calm):
         await anyio.sleep_forever()
 
 
-class Flow:
+class Flow(RecordSource):
     """A load whose records are acknowledged when they are waited for."""
 
+    count = 0
+
     def __init__(self) -> None:
-        self.count = 0
+        super().__init__(Notes(), 1.0)
         self.finished = anyio.Event()
 
     async def until_more(self, records: int) -> None:
