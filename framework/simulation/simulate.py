@@ -27,7 +27,7 @@ from .checks import Expectation
 from .log import LogRecords
 from .run import UnreadMetrics, run_schedule
 from .schedule import Event, Schedule, generate, shrink
-from .sinks import StrategyModels, TableFacts, table_columns
+from .sinks import ModelColumns, StrategyModels, table_columns
 from .windows import WindowsOfLog, with_offsets
 
 if TYPE_CHECKING:
@@ -421,7 +421,7 @@ def _models_of(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -
         {
             branch: _table(strategy, stage, [_rows_in(table, branch) for table in tables])
             if isinstance(writer, ClickHouseWriter)
-            else TableFacts({})
+            else ModelColumns({})
             for branch, (stage, writer) in writers
         }
     )
@@ -433,7 +433,7 @@ def _rows_in(table: pa.Table, branch: str) -> pa.Table:
     return next((rows for name, rows, _ in branches(table) if name == branch), pa.table({}))
 
 
-def _table(strategy: Strategy, stage: str, tables: Sequence[pa.Table]) -> TableFacts:
+def _table(strategy: Strategy, stage: str, tables: Sequence[pa.Table]) -> ModelColumns:
     made = None
     if tables:
         made = pa.unify_schemas([each.schema for each in tables], promote_options="permissive")
@@ -441,7 +441,7 @@ def _table(strategy: Strategy, stage: str, tables: Sequence[pa.Table]) -> TableF
         made = tagged_schema({branch: made}) if branch else made
     schema = strategy.schema_of(stage, made)
     if schema is None:
-        return TableFacts({})
+        return ModelColumns({})
     place = COORDINATES.names[:3]
     countable = len(filled(schema, place)) == len(place)
-    return TableFacts(table_columns(with_place(schema)), countable=countable)
+    return ModelColumns(table_columns(with_place(schema)), countable=countable)

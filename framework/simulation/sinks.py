@@ -63,7 +63,7 @@ class StrategyModels:
     checks: Checks
     coordinator: Coordinator
 
-    def __init__(self, tables: Mapping[str, TableFacts]) -> None:
+    def __init__(self, tables: Mapping[str, ModelColumns]) -> None:
         self.strategies: dict[int, Strategy] = {}
         self._of_branches = {
             name: BranchModels(self, name, table) for name, table in tables.items()
@@ -71,7 +71,7 @@ class StrategyModels:
 
     def of(self, branch: str) -> BranchModels:
         """Return the sink of a branch; "" without branches."""
-        return self._of_branches.setdefault(branch, BranchModels(self, branch, TableFacts({})))
+        return self._of_branches.setdefault(branch, BranchModels(self, branch, ModelColumns({})))
 
     def begin(self) -> None:
         """Empty all sinks."""
@@ -83,7 +83,7 @@ class StrategyModels:
         del self.world, self.checks, self.coordinator
 
 
-class TableFacts(NamedTuple):
+class ModelColumns(NamedTuple):
     """The columns of a ClickHouse table, and whether the rows of a range can be counted in it."""
 
     columns: dict[str, str]
@@ -100,7 +100,7 @@ class BranchModels:
         countable: the rows of a range can be counted in the table.
     """
 
-    def __init__(self, strategy_models: StrategyModels, branch: str, table: TableFacts) -> None:
+    def __init__(self, strategy_models: StrategyModels, branch: str, table: ModelColumns) -> None:
         self._of_strategy = strategy_models
         self._branch = branch
         self.columns, self.countable = table
