@@ -315,4 +315,4 @@ class WindowState:
 
 def shown_time(micros: int) -> str:
     """Return a time, in microseconds since 1970, in words."""
-    return f"{np.datetime64(micros, 'us').astype('datetime64[ms]')}Z"
+    return f"{np.datetime64(int(micros), 'us').astype('datetime64[ms]')}Z"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +15,14 @@ from kmr.delivery.announcement import Closed, Generation, WindowAnnouncement, re
 from kmr.errors import StateTooLarge, StrategyError
 from kmr.kafka.consumer import CommitOffset
 from kmr.record import SCHEMA, Batch, Range, Record, Rows
-from kmr.sinks import ClickHouseWriter, KafkaWriter, StreamWriter
+from kmr.sinks import ClickHouseWriter, KafkaWriter, RangeWriter, StreamWriter
 from kmr.sinks.planning import plan_ranges
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, run_strategy
+from tests.framework.memory.test_window_functions import Spread
 from tests.framework.workers import P0, committed, put, running
 
 if TYPE_CHECKING:
+    from kmr.sinks import RangeRows
     from kmr.testing import VirtualClock
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -168,6 +171,63 @@ async def test_an_idle_partition_closes_its_windows_by_the_wall_clock(clock: Vir
         assert windows_of(journal)[2:] == [(20, [3])], "13 is late: its window is closed"
 
 
+class Tokens(RangeWriter):
+    """Remembers the announcements of its writes."""
+
+    def __init__(self, announced: list[WindowAnnouncement]) -> None:
+        super().__init__(max_age=0.1)
+        self.announced = announced
+
+    def __deepcopy__(self, memo: object) -> Self:
+        other = copy.copy(self)
+        other.reset()
+        return other
+
+    def has(self, rows: RangeRows) -> bool:
+        return False
+
+    def write(self, rows: RangeRows) -> None:
+        assert isinstance(rows.write.announcement, WindowAnnouncement)
+        self.announced.append(rows.write.announcement)
+
+
+async def test_the_same_offsets_with_other_times_have_another_token(clock: VirtualClock) -> None:
+    announced: list[WindowAnnouncement] = []
+    consumer = MemoryConsumer()
+    strategy = Strategy(map=parse, reduce=[window(idle="1s", lateness="15s"), Tokens(announced)])
+    async with running(strategy, consumer):
+        await consumer.rebalance([P0])
+        put(consumer, 0, 0, b"12", b"3")
+        for _ in range(30):
+            await clock.advance(1)
+    first, second = announced
+    assert (first.first, first.last) == (second.first, second.last) == (0, 1)
+    assert (first.closed_to, second.closed_from) == (second.closed_from, first.closed_to)
+    assert first.closed_to < second.closed_to
+    assert first.token != second.token
+
+
+async def test_after_a_reset_windows_begin_anew_with_other_tokens(clock: VirtualClock) -> None:
+    announced: list[WindowAnnouncement] = []
+    consumer = MemoryConsumer()
+    strategy = Strategy(map=parse, reduce=[window(), Tokens(announced)])
+    put(consumer, 0, 0, b"1", b"2", b"13", b"25")
+    for generation in (0, 7):
+        if generation:  # what `kmr offsets reset` commits
+            consumer._committed[P0] = CommitOffset(0, Generation(generation).metadata)
+        async with running(strategy, consumer):
+            await consumer.rebalance([P0])
+            for _ in range(4):
+                await clock.advance(0.5)
+        before, consumer = consumer, MemoryConsumer()
+        consumer.log, consumer._committed = before.log, before._committed
+    rows = [(each.first, each.last, each.closed_from, each.closed_to) for each in announced]
+    assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
+    tokens = [each.token for each in announced]
+    assert len(set(tokens)) == len(tokens)
+    assert read_closed(P0, consumer._committed[P0]) is not None
+
+
 async def test_an_idle_partition_closes_its_sessions_together(clock: VirtualClock) -> None:
     journal, consumer = Journal(), MemoryConsumer()
     sessions = window(length=None, session="5s", max="1h", by=["ts"], lateness="2s", idle="1s")
@@ -270,11 +330,25 @@ def test_a_test_of_a_strategy_has_the_failures_of_its_window() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("changes", "largest"),
+    [
+        ({}, "2026-01-01T00:00:00.000Z with "),
+        ({"columns": {"q": ("o", "p95"), "n": ("o", Spread())}}, "2026-01-01T00:00:00.000Z with "),
+        ({"late": "reemit", "correct": "1h"}, "2026-01-01T00:00:00.000Z with "),
+        (
+            {"length": None, "session": "5s", "max": "1m"},
+            "2026-01-01T00:00:01.000Z of 0 with 1 rows",
+        ),
+    ],
+)
 async def test_windows_that_need_too_much_memory_end_the_worker_and_name_the_largest(
-    clock: VirtualClock,
+    clock: VirtualClock, changes: dict[str, Any], largest: str
 ) -> None:
-    consumer = MemoryConsumer()
-    strategy = Strategy(map=parse, reduce=[window(by=["o"]), MemoryWriter(Journal())])
+    consumer, journal = MemoryConsumer(), Journal()
+    sink = MemoryWriter(journal)
+    sink.replaces_by = ("window_start", "o")
+    strategy = Strategy(map=parse, reduce=[window(by=["o"], **changes), sink])
     with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
         async with running(strategy, consumer, inflight_bytes=1 << 20):
             await consumer.rebalance([P0])
@@ -283,7 +357,10 @@ async def test_windows_that_need_too_much_memory_end_the_worker_and_name_the_lar
                 await clock.advance(0.1)
     (error,) = caught.value.exceptions
     assert isinstance(error, StateTooLarge)
-    assert "2026-01-01T00:00:00.000Z with" in str(error)
+    assert largest in str(error)
+    assert "Nothing is lost" in str(error)
+    assert not journal.rows()
+    assert committed(consumer).get(P0, 0) == 0
 
 
 async def test_another_definition_of_windows_is_refused(clock: VirtualClock) -> None:
