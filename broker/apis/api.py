@@ -11,7 +11,7 @@ versions to the newest one and the response back to the client's version, which
 older versions are an `Api` of their own, with their own handler.
 
 Produce and Fetch move the bytes of records, and their messages are read and written by hand: the handler
-of a `RawApi` takes the bytes of the request and returns the bytes of the response.
+of a `RawApi` takes the bytes of the request and returns a `Reply` with those of the response.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ..errors import RequestError, shortened
 from ..log.results import LogError, OffsetNotInLog
 from ..protocol.cursor import MAX_ELEMENTS
 from ..protocol.messages import api_keys, request_type, response_type
+from .meters import UNCOUNTED
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -50,9 +51,8 @@ if TYPE_CHECKING:
     from ..topics.topic import Partition
     from ..topics.topics import Topics
     from .access import AccessRule
-    from .meters import RequestMeters
+    from .meters import RequestMeter, RequestMeters
     from .records.fetch_sessions import FetchSessions
-    from .records.long_poll import LongPoll
 
 logger = structlog.get_logger(__name__)
 
@@ -123,6 +123,7 @@ class RequestContext:
         listener: the one that the client has connected to.
         node_host, node_port: the address by which this client reaches the broker.
         close: closes the client's connection, and logs the reason.
+        meter: counts the requests of this API, and the errors in their responses.
         sasl: the client's authentication, until it is complete.
         remembered: what a handler keeps of this client's earlier requests of this version.
     """
@@ -136,6 +137,7 @@ class RequestContext:
     api_version: int
     principal: str
     services: Services
+    meter: RequestMeter
     close: Callable[[str], None]
     sasl: SaslExchange | None = None
     remembered: dict[bytes, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -161,42 +163,44 @@ class CloseConnection(Exception):
         super().__init__(shortened(reason))
 
 
-class Deferred(msgspec.Struct, frozen=True):
-    """A response that is sent when `flush` is done; later requests are handled meanwhile.
+class Reply(msgspec.Struct):
+    """The response to one request: ready, ready after a flush, or waiting.
+
+    Ready: `body`. After a flush: `after_flush` returns the body when `flush` is done; the connection's next
+    requests are handled meanwhile. Waiting: `later` returns a ready reply; the next requests wait for it.
 
     Attributes:
-        body: the response if every partition's records are written.
-        after_failure: returns the response if some of `flush.failed`.
+        body: the response's bytes; None: the client wants no response.
+        release: returns the pooled buffer of the body once it is sent. The first
+            `fetch_response.FETCH_HEADROOM` bytes of such a body are reserved for the frame's header.
+        flush, after_flush: see above; some partitions may be in `flush.failed`.
+        later: see above.
+        keeps_request: `later` uses the bytes of the request: they stay as they are until then.
+        correlation_id, flexible: of the frame's header, set by the dispatcher, as are the following. A body
+            without a correlation id is sent with its length alone, as bare SASL messages are.
+        meter: counts the requests of this API.
+        began: when the request was received, in monotonic seconds.
     """
 
-    flush: Flush
-    body: bytes | bytearray
-    after_failure: Callable[[], bytes | bytearray]
+    body: bytes | bytearray | memoryview | None = None
+    release: Callable[[], None] | None = None
+    flush: Flush | None = None
+    after_flush: Callable[[], bytes | bytearray] | None = None
+    later: Awaitable[Reply] | None = None
+    keeps_request: bool = False
+    correlation_id: int | None = None
+    flexible: bool = False
+    meter: RequestMeter = UNCOUNTED
+    began: float = 0.0
 
+    def finish(self, ready: Reply) -> None:
+        """Take the body of what `later` returned."""
+        self.body, self.release = ready.body, ready.release
 
-@dataclass(frozen=True, slots=True)
-class Borrowing:
-    """A response that is made of the request's bytes over several turns: they stay as they are until then."""
-
-    response: Awaitable[RawResponse]
-
-
-@dataclass(frozen=True, slots=True)
-class Buffered:
-    """A response body in a pooled buffer; `release` returns the buffer after the response is sent.
-
-    The first `fetch_response.FETCH_HEADROOM` bytes are reserved for the frame's header.
-    """
-
-    view: memoryview
-    release: Callable[[], None]
-
-
-RawResponse: TypeAlias = bytes | bytearray | Deferred | Buffered | Borrowing | None
-"""The bytes of a response's body, now or later; None when the client wants no response."""
-
-AnyResponse: TypeAlias = "RawResponse | LongPoll | Awaitable[RawResponse]"
-"""What the handler of a `RawApi` returns."""
+    def discard(self) -> None:
+        """Return the pooled buffer of a body that is not sent."""
+        if self.release is not None:
+            self.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +238,12 @@ class _Versions:
 class RawApi(_Versions):
     """An API whose handler reads and writes its messages itself.
 
-    The handler may modify the bytes that it is given until the end of the event-loop turn, or of what it
-    returns as `Borrowing`. It checks access
-    itself (`RequestContext.allows`).
+    The handler may modify the bytes that it is given until the end of the event-loop turn, or with
+    `keeps_request` until the reply is ready. It checks access itself (`RequestContext.allows`). It, or what
+    its reply waits for, raises MalformedRequest or CloseConnection if there can be no response.
     """
 
-    handler: Callable[[RequestContext, memoryview], AnyResponse]
+    handler: Callable[[RequestContext, memoryview], Reply]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,10 @@ class RequestMeter:
         self.seconds += seconds
 
 
+UNCOUNTED: Final = RequestMeter("")
+"""The meter of a reply that no dispatcher has seen."""
+
+
 class RequestMeters:
     """The meters of all APIs; each is made at the API's first request."""
 

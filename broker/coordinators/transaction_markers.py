@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -136,9 +135,7 @@ class MarkerWriter:
                 continue
             flushes.setdefault(self._group_commit.add(partition, len(batch)), []).append(partition)
         for flush, written in flushes.items():
-            done = asyncio.Event()
-            flush.then(done.set)
-            await done.wait()
+            await flush.wait()
             for partition in written:
                 partition.wake()  # the marker may make earlier records readable
                 if partition in flush.failed:

@@ -160,7 +160,7 @@ def _requests(meters: RequestMeters, server: Server, topics: Topics) -> Iterator
     )
     in_flight = _gauge("requests_in_flight", "Requests without a response yet.", "api")
     unanswered = collections.Counter(
-        answer.meter.api for connection in server for answer in connection.unanswered
+        reply.meter.api for connection in server for reply in connection.unanswered
     )
     for meter in meters:
         buckets = list(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from inspect import iscoroutine
 from socket import SO_KEEPALIVE, SOL_SOCKET
 from struct import Struct
 from time import monotonic
@@ -21,9 +20,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import structlog
 
-from ..apis.api import Borrowing, Buffered, CloseConnection, Deferred
-from ..apis.records.long_poll import LongPoll
+from ..apis.api import CloseConnection
 from ..authorization.sasl import SaslExchange
+from ..protocol.cursor import MalformedRequest
 from ..protocol.headers import MIN_REQUEST_BYTES
 from ..turns import SLICE_SECONDS
 from .dispatch import Client
@@ -31,15 +30,14 @@ from .outbox import Outbox
 from .tls import certificate_principal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
-    from ..apis.api import RawResponse
+    from ..apis.api import Reply
     from ..authorization.users import Users
     from ..buffer_pool import BufferPool
     from ..listeners import Listener
     from ..storage.group_commit import Flush
     from .buffers import RequestBuffers
-    from .dispatch import PendingResponse
     from .server import Server
 
 IPV4_MAPPED: Final = "::ffff:"
@@ -103,9 +101,9 @@ class Connection(asyncio.BufferedProtocol):
         self._reading = True
 
         # answering
-        self._task: asyncio.Future[RawResponse] | None = None  # the handler that is running
+        self._task: asyncio.Future[Reply] | None = None  # the handler that is running
         self._borrowed: list[Callable[[], None]] | None = None  # put back the buffers that it needs
-        self._waiting: PendingResponse | None = None  # and the request that it answers
+        self._waiting: Reply | None = None  # that it finishes
         self._flush: Flush | None = None  # the latest one that responses wait for, until it is done
         self._outbox: Outbox
         self._writable = True
@@ -205,8 +203,8 @@ class Connection(asyncio.BufferedProtocol):
     # -- the server's side -------------------------------------------------------------------------
 
     @property
-    def unanswered(self) -> Iterator[PendingResponse]:
-        """The requests without a response yet."""
+    def unanswered(self) -> Iterator[Reply]:
+        """The replies that are not sent yet."""
         if self._waiting is not None:
             yield self._waiting
         yield from self._outbox.waiting
@@ -425,37 +423,31 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle(self, frame: memoryview) -> None:
         try:
-            answer = self._dispatcher.dispatch(frame, self._client, self._last_progress)
+            reply = self._dispatcher.dispatch(frame, self._client, self._last_progress)
         except CloseConnection as error:
             self.abort(str(error))
             return
-        response = answer.response
-        if isinstance(response, Deferred):
-            self._outbox.add(answer)
-            flush = response.flush
-            if flush is not self._flush:
-                self._flush = flush
-                flush.then(self._deferred_done)
-            return
-        if isinstance(response, Borrowing):
-            self._borrowed = []
-            response = response.response
-        if isinstance(response, LongPoll):
-            self._wait_for(response.response, answer)
-        elif iscoroutine(response):
-            self._wait_for(self._loop.create_task(response), answer)
-        elif response is None:
-            answer.meter.answered(self._loop.time() - answer.began)
+        if reply.later is not None:
+            self._wait_for(reply, reply.later)
+        elif reply.flush is not None:
+            self._outbox.add(reply)
+            if reply.flush is not self._flush:
+                self._flush = reply.flush
+                self._flush.then(self._flushed)
+        elif reply.body is None:
+            reply.meter.answered(self._loop.time() - reply.began)
         else:
-            self._outbox.add(answer)
+            self._outbox.add(reply)
 
-    def _wait_for(self, task: asyncio.Future[RawResponse], answer: PendingResponse) -> None:
+    def _wait_for(self, reply: Reply, later: Awaitable[Reply]) -> None:
         self._send()
-        self._waiting = answer
-        self._task = task
-        task.add_done_callback(partial(self._answered, answer))
+        if reply.keeps_request:
+            self._borrowed = []
+        self._waiting = reply
+        self._task = asyncio.ensure_future(later)
+        self._task.add_done_callback(partial(self._finished, reply))
 
-    def _answered(self, answer: PendingResponse, task: asyncio.Future[RawResponse]) -> None:
+    def _finished(self, reply: Reply, task: asyncio.Future[Reply]) -> None:
         self._task = self._waiting = None
         borrowed, self._borrowed = self._borrowed, None
         for put in borrowed or ():
@@ -463,18 +455,20 @@ class Connection(asyncio.BufferedProtocol):
         if task.cancelled():
             return
         error = task.exception()
-        if error is not None:
-            if not isinstance(error, CloseConnection):
-                logger.error("request failed", exc_info=error, client_host=self._host)
+        if isinstance(error, (CloseConnection, MalformedRequest)):
             self.abort(str(error))
             return
-        response = task.result()
+        if error is not None:
+            logger.error(
+                "request failed", exc_info=error, api=reply.meter.api, client_host=self._host
+            )
+            self.abort("the request failed")
+            return
+        reply.finish(task.result())
         if self._lost:
-            if isinstance(response, Buffered):
-                response.release()
-        elif response is not None:
-            answer.response = response
-            self._outbox.add(answer)
+            reply.discard()
+        elif reply.body is not None:
+            self._outbox.add(reply)
             self._send()
         self._continue()
 
@@ -487,7 +481,7 @@ class Connection(asyncio.BufferedProtocol):
             self._outbox.close()
             self._drop("a response could not be sent")
 
-    def _deferred_done(self) -> None:
+    def _flushed(self) -> None:
         self._flush = None
         self._send()
         if not self._reading or self._finishing:

@@ -11,22 +11,12 @@ from inspect import iscoroutine
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import structlog
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
 
 from ..apis.access import authorized
-from ..apis.api import (
-    SMALL_BYTES,
-    Api,
-    Borrowing,
-    CloseConnection,
-    Deferred,
-    RawApi,
-    RawResponse,
-    RequestContext,
-)
+from ..apis.api import SMALL_BYTES, Api, CloseConnection, Reply, RequestContext
 from ..apis.catalogue import unsupported_feature
 from ..apis.cluster import handshake
 from ..apis.records import produce
@@ -56,7 +46,7 @@ from .faults import Faults
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from ..apis.api import AnyApi, AnyResponse, Services
+    from ..apis.api import AnyApi, Services
     from ..apis.meters import RequestMeter
     from ..authorization.sasl import SaslExchange
     from ..listeners import Listener
@@ -97,20 +87,6 @@ class Client:
         self.headers: dict[bytes, _Header] = {}
 
 
-class PendingResponse(msgspec.Struct):
-    """The response to one request, or an awaitable of it; `flexible` selects the response's header.
-
-    A bare SASL message has no correlation id. `meter` counts the requests of this API. `began`: when the
-    request was received, in monotonic seconds.
-    """
-
-    correlation_id: int | None
-    flexible: bool
-    response: AnyResponse
-    meter: RequestMeter
-    began: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Route:
     """One version of one API."""
@@ -118,7 +94,7 @@ class _Route:
     flexible_request: bool
     flexible_response: bool
     max_bytes: int
-    handle: Callable[[RequestContext, memoryview], AnyResponse]
+    handle: Callable[[RequestContext, memoryview], Reply]
     meter: RequestMeter
 
 
@@ -149,17 +125,16 @@ class Dispatcher:
         self._faults = faults or Faults()
         self._routes: dict[tuple[int, int], _Route] = {}  # built at the first request
 
-    def dispatch(self, frame: memoryview, client: Client, began: float) -> PendingResponse:
+    def dispatch(self, frame: memoryview, client: Client, began: float) -> Reply:
         """Handle one request. Raise CloseConnection, with the reason, if it cannot be answered."""
         try:
+            if client.sasl is not None and client.sasl.bare_tokens:
+                return self._authenticate(frame, client.sasl, began)
             header = None
             if client.sasl is None:
                 header = client.headers.get(bytes(frame[:CORRELATION_ID_AT]))
             if header is None or frame[CLIENT_ID_AT : header.body] != header.rest:
-                read = self._read_header(frame, client, began)
-                if isinstance(read, PendingResponse):
-                    return read
-                header = read
+                header = self._read_header(frame, client)
             _, body, route, context = header
             if len(frame) > route.max_bytes:
                 raise CloseConnection(
@@ -167,13 +142,13 @@ class Dispatcher:
                     f" {route.max_bytes}"
                 )
             if self._faults.injected:
-                response = self._faults.handle(context, frame[body:], route.handle)
+                reply = self._faults.handle(context, frame[body:], route.handle)
             else:
-                response = route.handle(context, frame[body:])
-            correlation_id = read_correlation_id(frame)
-            return PendingResponse(
-                correlation_id, route.flexible_response, response, route.meter, began
-            )
+                reply = route.handle(context, frame[body:])
+            reply.correlation_id = read_correlation_id(frame)
+            reply.flexible = route.flexible_response
+            reply.meter, reply.began = context.meter, began
+            return reply
         except MalformedRequest as error:
             raise CloseConnection(str(error)) from None
         except CloseConnection:
@@ -182,23 +157,18 @@ class Dispatcher:
             logger.exception("request failed", client_host=client.host)
             raise CloseConnection("the request failed") from error
 
-    def _read_header(
-        self, frame: memoryview, client: Client, began: float
-    ) -> _Header | PendingResponse:
-        """Read a header that differs from the last one; return the answer instead if no handler gives it."""
-        if client.sasl is not None and client.sasl.bare_tokens:
-            response = handshake.answer_bare(client.sasl, frame)
-            meter = self._services.requests.of(handshake.AUTHENTICATE)
-            return PendingResponse(
-                None, flexible=False, response=response, meter=meter, began=began
-            )
+    def _authenticate(self, message: memoryview, sasl: SaslExchange, began: float) -> Reply:
+        """Answer a bare SASL message."""
+        meter = self._services.requests.of(handshake.AUTHENTICATE)
+        return Reply(later=handshake.answer_bare(sasl, bytes(message)), meter=meter, began=began)
+
+    def _read_header(self, frame: memoryview, client: Client) -> _Header:
+        """Read a header that differs from the last one."""
         read = read_request_header(frame)
         key, version = read.api_key, read.api_version
         if client.sasl is not None and key not in handshake.BEFORE_AUTHENTICATION:
             raise CloseConnection(f"a request of API {key} came before the client authenticated")
         route = self._routes.get((key, version)) or self._make_route(key, version)
-        if route is None:
-            return self._unknown(key, version, read.correlation_id, began)
         return self._remember(frame, client, read, route)
 
     def _remember(
@@ -216,6 +186,7 @@ class Dispatcher:
             api_version=read.api_version,
             principal=client.principal,
             services=self._services,
+            meter=route.meter,
             sasl=client.sasl,
             close=client.close,
         )
@@ -226,10 +197,10 @@ class Dispatcher:
             client.headers[bytes(frame[:CORRELATION_ID_AT])] = header
         return header
 
-    def _make_route(self, key: int, version: int) -> _Route | None:
+    def _make_route(self, key: int, version: int) -> _Route:
         api = self._apis.get((key, version))
         if api is None:
-            return None
+            return self._unknown(key, version)
         settings = self._services.node.settings
         if key == produce.KEY and version < produce.FIRST_SERVED_VERSION:
             flexible_request = flexible_response = False
@@ -244,29 +215,33 @@ class Dispatcher:
                 if key == produce.KEY
                 else settings.control_request_max_bytes
             ),
-            handle=_raw(api) if isinstance(api, RawApi) else partial(_handle, api),
+            handle=partial(_handle, api) if isinstance(api, Api) else api.handler,
             meter=self._services.requests.of(key),
         )
         self._routes[key, version] = route
         return route
 
-    def _unknown(
-        self, key: int, version: int, correlation_id: int, began: float
-    ) -> PendingResponse:
-        """Answer an unknown version of ApiVersions in version 0 (KIP-511), nothing else."""
+    def _unknown(self, key: int, version: int) -> _Route:
+        """Return the route of an unknown version of ApiVersions, answered in version 0 (KIP-511)."""
         if key != handshake.API_VERSIONS:
             feature = unsupported_feature(key)
             raise CloseConnection(
                 f"API {key} version {version} is not served" + (f": {feature}" if feature else "")
             )
-        served = handshake.served_versions(self._services, ErrorCode.unsupported_version)
-        response = recast(served, response_type(key, 0))
-        meter = self._services.requests.of(key)
-        meter.errors.update(error_codes(response))
-        encoded = write_message(response)
-        return PendingResponse(
-            correlation_id, flexible=False, response=encoded, meter=meter, began=began
+        return _Route(
+            flexible_request=False,
+            flexible_response=False,
+            max_bytes=self._services.node.settings.control_request_max_bytes,
+            handle=_answer_unknown_version,
+            meter=self._services.requests.of(key),
         )
+
+
+def _answer_unknown_version(context: RequestContext, _: memoryview) -> Reply:
+    served = handshake.served_versions(context.services, ErrorCode.unsupported_version)
+    response = recast(served, response_type(handshake.API_VERSIONS, 0))
+    context.meter.errors.update(error_codes(response))
+    return Reply(write_message(response))
 
 
 def _restricted(api: AnyApi, services: Services) -> AnyApi:
@@ -276,31 +251,9 @@ def _restricted(api: AnyApi, services: Services) -> AnyApi:
     return api
 
 
-def _raw(api: RawApi) -> Callable[[RequestContext, memoryview], AnyResponse]:
-    """Return the handler of an API that reads and writes its messages itself."""
-    handler = api.handler
-
-    def handle(context: RequestContext, body: memoryview) -> AnyResponse:
-        try:
-            response = handler(context, body)
-        except (CloseConnection, MalformedRequest):
-            raise
-        except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
-            return _internal_error(api, context, error)
-        if isinstance(response, Deferred):
-            return response
-        if isinstance(response, Borrowing):
-            return Borrowing(_handle_later(api, context, response.response))
-        if iscoroutine(response):
-            return _handle_later(api, context, response)
-        return response
-
-    return handle
-
-
-def _handle(api: Api, context: RequestContext, body: memoryview) -> AnyResponse:
+def _handle(api: Api, context: RequestContext, body: memoryview) -> Reply:
     if len(body) > SMALL_BYTES:
-        return _handle_large(api, context, bytes(body))
+        return Reply(later=_handle_large(api, context, bytes(body)))
     request = _read(api, context, body)
     try:
         response = api.handler(context, request)
@@ -309,7 +262,7 @@ def _handle(api: Api, context: RequestContext, body: memoryview) -> AnyResponse:
     except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
         return _internal_error(api, context, error)
     if iscoroutine(response):
-        return _handle_later(api, context, response)
+        return Reply(later=_handle_later(api, context, response))
     return _encode(api, context, response)
 
 
@@ -318,13 +271,10 @@ def _read(api: Api, context: RequestContext, body: memoryview) -> Any:
     return recast(read_message(message_type, body, context.services.max_elements), api.request)
 
 
-async def _handle_large(api: Api, context: RequestContext, body: bytes) -> RawResponse:
+async def _handle_large(api: Api, context: RequestContext, body: bytes) -> Reply:
     """Handle a request with many elements: reading it takes long, and runs in another thread."""
     limiter = context.services.computing
-    try:
-        request = await to_thread.run_sync(_read, api, context, memoryview(body), limiter=limiter)
-    except MalformedRequest as error:
-        raise CloseConnection(str(error)) from None
+    request = await to_thread.run_sync(_read, api, context, memoryview(body), limiter=limiter)
 
     async def answer() -> Any:
         response = api.handler(context, request)
@@ -333,35 +283,28 @@ async def _handle_large(api: Api, context: RequestContext, body: bytes) -> RawRe
     return await _handle_later(api, context, answer())
 
 
-async def _handle_later(
-    api: AnyApi, context: RequestContext, response: Awaitable[Any]
-) -> RawResponse:
+async def _handle_later(api: Api, context: RequestContext, response: Awaitable[Any]) -> Reply:
     began = monotonic()
     try:
         answer = await response
-        if isinstance(api, RawApi) or monotonic() - began < SLICE_SECONDS:
+        if monotonic() - began < SLICE_SECONDS:
             return _encode(api, context, answer)
         # It is long, or the request waited: then another moment does not matter.
         codes, encoded = await to_thread.run_sync(
             _write, api, context.api_version, answer, limiter=context.services.computing
         )
-        context.services.requests.of(api.key).errors.update(codes)
-        return encoded
-    except CloseConnection:
+    except (CloseConnection, MalformedRequest):
         raise
-    except MalformedRequest as error:
-        raise CloseConnection(str(error)) from None
     except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
         return _internal_error(api, context, error)
+    context.meter.errors.update(codes)
+    return Reply(encoded)
 
 
-def _encode(api: AnyApi, context: RequestContext, response: Any) -> RawResponse:
-    if isinstance(api, RawApi):
-        raw: RawResponse = response
-        return raw
+def _encode(api: Api, context: RequestContext, response: Any) -> Reply:
     codes, encoded = _write(api, context.api_version, response)
-    context.services.requests.of(api.key).errors.update(codes)
-    return encoded
+    context.meter.errors.update(codes)
+    return Reply(encoded)
 
 
 def _write(api: Api, version: int, response: Any) -> tuple[list[int], bytes]:
@@ -370,7 +313,7 @@ def _write(api: Api, version: int, response: Any) -> tuple[list[int], bytes]:
     return codes, write_message(recast(response, response_type(api.key, version)))
 
 
-def _internal_error(api: AnyApi, context: RequestContext, error: Exception) -> RawResponse:
+def _internal_error(api: Api, context: RequestContext, error: Exception) -> Reply:
     """Log a bug, and tell the client if the response has a field for an error code."""
     logger.error(
         "request failed",
@@ -380,7 +323,7 @@ def _internal_error(api: AnyApi, context: RequestContext, error: Exception) -> R
         client_id=context.client_id,
         client_host=context.client_host,
     )
-    if isinstance(api, RawApi) or not has_field(api.response, "error_code"):
+    if not has_field(api.response, "error_code"):
         raise CloseConnection("the request failed") from error
     return _encode(
         api, context, default_message(api.response, error_code=ErrorCode.unknown_server_error)

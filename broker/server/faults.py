@@ -10,7 +10,6 @@ import asyncio
 import tomllib
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
-from inspect import isawaitable
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import UUID
@@ -20,9 +19,8 @@ from kio.schema.errors import ErrorCode
 from msgspec import Meta
 
 from ..apis.access import refusal, response_list
-from ..apis.api import Borrowing, CloseConnection, Deferred
+from ..apis.api import CloseConnection, Reply
 from ..apis.records import produce
-from ..apis.records.long_poll import LongPoll
 from ..errors import BrokerError
 from ..protocol.messages import (
     api_keys,
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ..apis.api import AnyResponse, RawResponse, RequestContext
+    from ..apis.api import RequestContext
 
 
 _FETCH: Final = 1
@@ -163,8 +161,8 @@ class Faults:
         self,
         context: RequestContext,
         body: memoryview,
-        handler: Callable[[RequestContext, memoryview], AnyResponse],
-    ) -> AnyResponse:
+        handler: Callable[[RequestContext, memoryview], Reply],
+    ) -> Reply:
         """Handle a request, with the first fault that is due. Raises CloseConnection."""
         due = self._due(context, body)
         if due is None:
@@ -172,7 +170,8 @@ class Faults:
         due.applied += 1
         if due.fault.delay or due.fault.lose_response or due.fault.never_answer:
             # A copy: the connection reuses the memory, and a handler may write to it.
-            return self._later(due.fault, context, memoryview(bytearray(body)), handler)
+            copy = memoryview(bytearray(body))
+            return Reply(later=self._later(due.fault, context, copy, handler))
         return _failed(due.fault, context, body)
 
     def _due(self, context: RequestContext, body: memoryview) -> InjectedFault | None:
@@ -199,8 +198,8 @@ class Faults:
         fault: Fault,
         context: RequestContext,
         body: memoryview,
-        handler: Callable[[RequestContext, memoryview], AnyResponse],
-    ) -> RawResponse:
+        handler: Callable[[RequestContext, memoryview], Reply],
+    ) -> Reply:
         if fault.delay or fault.never_answer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if not fault.delay else fault.delay):
@@ -211,10 +210,16 @@ class Faults:
             raise CloseConnection("an injected fault held a request until the broker stopped")
         if fault.error is not None or fault.disconnect:
             return _failed(fault, context, body)
-        response = await _finished(handler(context, body))
+        reply = handler(context, body)
+        if reply.later is not None:
+            reply = await reply.later
+        if reply.flush is not None and reply.after_flush is not None:
+            await reply.flush.wait()
+            reply = Reply(reply.after_flush())
         if fault.lose_response:
+            reply.discard()
             raise CloseConnection("an injected fault: the response is lost")
-        return response
+        return reply
 
 
 def read_faults(path: Path) -> list[Fault]:
@@ -232,24 +237,7 @@ def read_faults(path: Path) -> list[Fault]:
         raise BrokerError(f"the file of faults {path} is invalid: {error}") from error
 
 
-async def _finished(response: Any) -> RawResponse:
-    """Return the response of a handler as bytes, once its records are written."""
-    if isinstance(response, Borrowing):
-        response = response.response
-    if isinstance(response, LongPoll):
-        response = response.response
-    if isawaitable(response):
-        response = await response
-    if isinstance(response, Deferred):
-        written = asyncio.Event()
-        response.flush.then(written.set)
-        await written.wait()
-        return response.after_failure() if response.flush.failed else response.body
-    result: RawResponse = response
-    return result
-
-
-def _failed(fault: Fault, context: RequestContext, body: memoryview) -> bytes:
+def _failed(fault: Fault, context: RequestContext, body: memoryview) -> Reply:
     """Return a response with the fault's error code. Raises CloseConnection if it has none."""
     key, version, code = context.api_key, context.api_version, fault.code
     if code is None:
@@ -267,8 +255,8 @@ def _failed(fault: Fault, context: RequestContext, body: memoryview) -> bytes:
         raise CloseConnection(
             f"an injected fault: {fault.error}, and this response of API {key} has no place for it"
         )
-    context.services.requests.of(key).errors.update(codes)
-    return write_message(response)
+    context.meter.errors.update(codes)
+    return Reply(write_message(response))
 
 
 def _topics(context: RequestContext, body: memoryview) -> set[str]:

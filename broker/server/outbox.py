@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from ..apis.api import Buffered, Deferred
 from ..protocol.fetch_response import FETCH_HEADROOM
 from ..protocol.headers import response_frame_header
 
@@ -14,16 +13,12 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
-    from .dispatch import PendingResponse
+    from ..apis.api import Reply
 
 
 _SLICE_BYTES = 256 * 1024  # one write of a large response: the transport copies the unsent rest
 _COPIED_BYTES = 32 * 1024  # up to this size a copy is cheaper than keeping the buffer
 _MAX_WAITING = 64
-
-
-def _keep() -> None:
-    """Release a response that is in no pooled buffer."""
 
 
 class Outbox:
@@ -35,19 +30,20 @@ class Outbox:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._answers: deque[PendingResponse] = deque()
-        self._sending: tuple[Buffered, int] | None = None
+        self._replies: deque[Reply] = deque()
+        self._sending: tuple[Reply, memoryview] | None = None  # what is left of its body
         self._writable = True
         self._closed = False
 
     @property
     def is_full(self) -> bool:
         """Whether a response must be sent before the next request is handled."""
-        if self.is_blocked:
-            return True
-        answers = self._answers
-        return bool(answers) and (
-            len(answers) >= _MAX_WAITING or isinstance(answers[-1].response, Buffered)
+        replies = self._replies
+        return (
+            self._sending is not None
+            or not self._writable
+            or len(replies) >= _MAX_WAITING
+            or (bool(replies) and replies[-1].release is not None)
         )
 
     @property
@@ -58,16 +54,16 @@ class Outbox:
     @property
     def is_empty(self) -> bool:
         """Whether all responses are sent."""
-        return not self._answers and not self.is_blocked
+        return not self._replies and not self.is_blocked
 
     @property
-    def waiting(self) -> Iterator[PendingResponse]:
+    def waiting(self) -> Iterator[Reply]:
         """The responses that cannot be sent yet."""
-        return iter(self._answers)
+        return iter(self._replies)
 
-    def add(self, answer: PendingResponse) -> None:
+    def add(self, reply: Reply) -> None:
         """Append a response for `send`."""
-        self._answers.append(answer)
+        self._replies.append(reply)
 
     def pause(self) -> None:
         """Stop sending: the transport's buffer is not empty."""
@@ -80,75 +76,73 @@ class Outbox:
     def close(self) -> None:
         """Discard the unsent responses."""
         self._closed = True
-        for answer in self.waiting:
-            if isinstance(answer.response, Buffered):
-                answer.response.release()
-        self._answers.clear()
+        for reply in self._replies:
+            reply.discard()
+        self._replies.clear()
         if self._sending is not None:
-            self._sending[0].release()
+            self._sending[0].discard()
             self._sending = None
 
     def send(self) -> None:
         """Send the responses that are ready; close the connection if this raises anything."""
-        ready: list[bytes | bytearray] = []
-        answers, now = self._answers, 0.0
+        ready: list[bytes | bytearray | memoryview] = []
+        replies, now = self._replies, 0.0
         self._continue_sending()
-        while answers and self._sending is None and not self._closed:
-            answer = answers[0]
-            response = answer.response
-            if isinstance(response, Deferred):
-                flush = response.flush
-                if not flush.done:
+        while replies and self._sending is None and not self._closed:
+            reply = replies[0]
+            if reply.flush is not None and reply.after_flush is not None:
+                if not reply.flush.done:
                     break
-                response = response.after_failure() if flush.failed else response.body
-            answers.popleft()
+                reply.body = reply.after_flush()
+            replies.popleft()
             now = now or monotonic()
-            answer.meter.answered(now - answer.began)
-            if isinstance(response, Buffered):
-                self._write(ready)
-                ready = []
-                self._begin_sending(answer, response)
+            reply.meter.answered(now - reply.began)
+            body = reply.body
+            if body is None:
                 continue
-            body = cast("bytes | bytearray", response)
-            ready.append(
-                response_frame_header(answer.correlation_id, len(body), flexible=answer.flexible)
-            )
-            if len(body) <= _SLICE_BYTES:
-                ready.append(body)
-            else:
+            if reply.release is not None or len(body) > _SLICE_BYTES:
                 self._write(ready)
                 ready = []
-                self._sending = (Buffered(memoryview(body), _keep), 0)
-                self._continue_sending()
+                self._begin_sending(reply, memoryview(body))
+            else:
+                ready.append(
+                    response_frame_header(reply.correlation_id, len(body), flexible=reply.flexible)
+                )
+                ready.append(body)
         self._write(ready)
 
-    def _write(self, ready: list[bytes | bytearray]) -> None:
+    def _write(self, ready: list[bytes | bytearray | memoryview]) -> None:
         if ready:
             self._transport.write(b"".join(ready))
 
-    def _begin_sending(self, answer: PendingResponse, response: Buffered) -> None:
-        body_bytes = len(response.view) - FETCH_HEADROOM
-        header = response_frame_header(answer.correlation_id, body_bytes, flexible=answer.flexible)
-        start = FETCH_HEADROOM - len(header)
-        response.view[start:FETCH_HEADROOM] = header
-        if len(response.view) <= _COPIED_BYTES:
-            self._transport.write(bytes(response.view[start:]))
-            response.release()
+    def _begin_sending(self, reply: Reply, body: memoryview) -> None:
+        headroom = 0 if reply.release is None else FETCH_HEADROOM
+        header = response_frame_header(
+            reply.correlation_id, len(body) - headroom, flexible=reply.flexible
+        )
+        if headroom:
+            body[headroom - len(header) : headroom] = header
+            body = body[headroom - len(header) :]
         else:
-            self._sending = (response, start)
+            self._transport.write(header)
+        if len(body) <= _COPIED_BYTES:
+            self._transport.write(bytes(body))
+            reply.discard()
+        else:
+            self._sending = reply, body
             self._continue_sending()
 
     def _continue_sending(self) -> None:
         """Write slices until the transport pauses; release the buffer after the last one."""
         if self._sending is None:
             return
-        response, at = self._sending
+        reply, left = self._sending
         # A failed transport never pauses: it would log a warning for each write.
-        while at < len(response.view) and self._writable and not self._transport.is_closing():
-            self._transport.write(response.view[at : at + _SLICE_BYTES])
-            at += _SLICE_BYTES
-        if at < len(response.view) or not self._writable:
-            self._sending = (response, at)
+        while left and self._writable and not self._transport.is_closing():
+            self._transport.write(left[:_SLICE_BYTES])
+            left = left[_SLICE_BYTES:]
+        if left or not self._writable:
+            self._sending = reply, left
         else:
             self._sending = None
-            response.release()
+            reply.discard()

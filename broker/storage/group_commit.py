@@ -63,6 +63,12 @@ class Flush:
         else:
             self._callbacks[callback] = None
 
+    async def wait(self) -> None:
+        """Wait until `finish` was called."""
+        done = asyncio.Event()
+        self.then(done.set)
+        await done.wait()
+
     def write(self) -> None:
         """Write the appends to their files."""
         for partition in self._sizes:

@@ -24,7 +24,7 @@ from kio.static.primitive import i16, i64, i64Timedelta
 from ...authorization.sasl import MECHANISMS, AuthenticationFailed
 from .. import entities
 from ..access import EVERYONE
-from ..api import NO_THROTTLE, CloseConnection, api
+from ..api import NO_THROTTLE, CloseConnection, Reply, api
 
 if TYPE_CHECKING:
     from ...authorization.sasl import SaslExchange
@@ -123,9 +123,9 @@ async def _authenticate(
     )
 
 
-async def answer_bare(sasl: SaslExchange, message: memoryview) -> bytes:
+async def answer_bare(sasl: SaslExchange, message: bytes) -> Reply:
     """Answer a bare SASL message. Raise CloseConnection on failure: there are no error codes."""
     try:
-        return await sasl.respond(bytes(message))
+        return Reply(await sasl.respond(message))
     except AuthenticationFailed as error:
         raise CloseConnection(str(error)) from None

@@ -36,7 +36,7 @@ from ...protocol.fetch_response import (
 )
 from ...topics.topic import Watch
 from ...turns import in_turns
-from ..api import LEADER_EPOCH, SMALL_BYTES, Buffered, RawApi, read_error
+from ..api import LEADER_EPOCH, SMALL_BYTES, RawApi, Reply, read_error
 from .fetch_sessions import Resting, are_resting
 from .long_poll import Lacking, LongPoll
 
@@ -47,10 +47,9 @@ if TYPE_CHECKING:
     from ...protocol.fetch_request import FetchFrame, FetchPartition
     from ...protocol.produce_frames import TopicKey
     from ...topics.topic import Partition
-    from ..api import AnyResponse, RawResponse, RequestContext
+    from ..api import RequestContext
     from .fetch_sessions import FetchSession, Shown, Topics
 
-KEY = 1
 _READER = b"reader"
 _IDLE = b"idle"
 _MANY_PARTITIONS = 10  # to look up costs more than to remember them
@@ -139,9 +138,9 @@ class _Filling:
         self.needed_bytes = 0
 
 
-def _fetch(context: RequestContext, body: memoryview) -> AnyResponse:
+def _fetch(context: RequestContext, body: memoryview) -> Reply:
     if len(body) > SMALL_BYTES:
-        return _fetch_many(context, bytes(body))
+        return Reply(later=_fetch_many(context, bytes(body)))
     idle: _Idle | None = context.remembered.get(_IDLE)
     if idle is not None and len(idle.body) == len(body) and idle.body == bytes(body):
         fetch = Fetch(context, idle.request, idle)
@@ -149,12 +148,12 @@ def _fetch(context: RequestContext, body: memoryview) -> AnyResponse:
         fetch = Fetch(context, _read(context, body))
         fetch.notice_repetitions_of(body)
     if fetch.is_large:
-        return fetch.answer_in_turns()
-    response = fetch.answer_now()
-    return LongPoll(fetch, response) if isinstance(response, Lacking) else response
+        return Reply(later=fetch.answer_in_turns())
+    answer = fetch.answer_now()
+    return Reply(later=LongPoll(fetch, answer).reply) if isinstance(answer, Lacking) else answer
 
 
-async def _fetch_many(context: RequestContext, body: bytes) -> RawResponse:
+async def _fetch_many(context: RequestContext, body: bytes) -> Reply:
     """Fetch from so many partitions that reading the request alone takes long."""
     limiter = context.services.computing
     request = await to_thread.run_sync(_read, context, memoryview(body), limiter=limiter)
@@ -185,7 +184,6 @@ class Fetch:
         services = context.services
         self._context = context
         self._version = context.api_version
-        self._requests = services.requests
         self._request = request
         self._registry = services.topics
         self.buffers = services.response_buffers
@@ -204,7 +202,7 @@ class Fetch:
         self.deadline = asyncio.get_running_loop().time() + wait
         self.out_of_time = wait <= 0
         self._buffer: memoryview | None = None
-        self._result: Buffered | Lacking = Lacking()
+        self._result: Reply | Lacking = Lacking()
         self._idle = idle
         self._body = b"" if idle is None else idle.body
 
@@ -259,13 +257,13 @@ class Fetch:
         """Whether an attempt may take longer than one turn."""
         return self._partitions > _FEW_PARTITIONS
 
-    def answer_now(self, buffer: memoryview | None = None) -> Buffered | Lacking:
+    def answer_now(self, buffer: memoryview | None = None) -> Reply | Lacking:
         """Return the response, or what it lacks. `buffer`, if it was lacking, belongs to the fetch now."""
         for _ in self._attempt(buffer):
             pass
         return self._result
 
-    async def answer_in_turns(self) -> Buffered:
+    async def answer_in_turns(self) -> Reply:
         """Return the response when there are enough records, or when the client's `max_wait` is over."""
         buffer: memoryview | None = None
         while True:
@@ -273,7 +271,7 @@ class Fetch:
                 async for _ in in_turns(steps):
                     pass
             result, buffer = self._result, None
-            if isinstance(result, Buffered):
+            if isinstance(result, Reply):
                 return result
             if result.buffer_bytes:
                 buffer = await self.buffers.wait(result.buffer_bytes)
@@ -289,7 +287,7 @@ class Fetch:
             except TimeoutError:
                 self.out_of_time = True
 
-    def answer_without_news(self) -> Buffered:
+    def answer_without_news(self) -> Reply:
         """Return a response without partitions, whatever there is."""
         if self._refusal:
             return self._refused()
@@ -526,13 +524,13 @@ class Fetch:
             filling.added.append((partition, added, end - wanted.offset))
         return _Added(added + list_bytes, has_more, shown=wanted.shown)
 
-    def _counted(self, filling: _Filling, topics: _Topics) -> Buffered:
+    def _counted(self, filling: _Filling, topics: _Topics) -> Reply:
         """Return the response, which is sent now; count its records and errors, note what is known then."""
         for partition, size, offsets in filling.added:
             partition.fetched_bytes += size
             partition.fetched_records += offsets
         if filling.errors:
-            self._requests.of(KEY).errors.update(filling.errors)
+            self._context.meter.errors.update(filling.errors)
         session = self._session
         response = filling.writer.end()
         if session is not None:
@@ -543,7 +541,7 @@ class Fetch:
         elif self._body and (resting := self._without_news(topics)):
             idle = _Idle(self._body, self._request, resting, bytes(response))
             self._context.remembered[_IDLE] = idle
-        return Buffered(response, partial(self.buffers.put, filling.buffer))
+        return Reply(response, partial(self.buffers.put, filling.buffer))
 
     def _without_news(self, topics: _Topics) -> list[Resting]:
         """Return all partitions if none has records or an error, else nothing."""
@@ -556,10 +554,10 @@ class Fetch:
                 resting.append(Resting(each.partition, shown[0], shown[2], self._read_committed))
         return resting
 
-    def _repeated(self, response: bytes) -> Buffered:
+    def _repeated(self, response: bytes) -> Reply:
         buffer = self.buffers.take_beyond_limit(len(response))
         buffer[: len(response)] = response
-        return Buffered(buffer[: len(response)], partial(self.buffers.put, buffer))
+        return Reply(buffer[: len(response)], partial(self.buffers.put, buffer))
 
     def _aborted(self, partition: Partition, offset: int, end: int) -> list[tuple[int, int]]:
         """Return producer id and first offset of aborted transactions from `offset` to `end` (exclusive)."""
@@ -580,13 +578,13 @@ class Fetch:
             return ErrorCode.unknown_topic_or_partition
         return ErrorCode.unknown_topic_id
 
-    def _refused(self) -> Buffered:
+    def _refused(self) -> Reply:
         """Respond that the session does not continue: the client starts over with a full request."""
         buffer = self.buffers.take_beyond_limit(1)
         error = int(self._refusal)
-        self._requests.of(KEY).errors[error] += 1
+        self._context.meter.errors[error] += 1
         writer = FetchResponseWriter(buffer, self._version, 0, error)
-        return Buffered(writer.end(), partial(self.buffers.put, buffer))
+        return Reply(writer.end(), partial(self.buffers.put, buffer))
 
 
 def _first(records: memoryview, fits: Callable[[BatchHeader], bool]) -> tuple[int, int]:

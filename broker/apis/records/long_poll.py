@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...topics.topic import Partition
-    from ..api import RawResponse
+    from ..api import Reply
     from .fetch import Fetch
 
 
@@ -31,14 +31,14 @@ class LongPoll:
     """Waits from its creation on.
 
     Attributes:
-        response: the future response; cancel it to end the wait.
+        reply: the future reply; cancel it to end the wait.
     """
 
     def __init__(self, fetch: Fetch, lacking: Lacking) -> None:
         self._fetch = fetch
         self._loop = asyncio.get_running_loop()
-        self.response: asyncio.Future[RawResponse] = self._loop.create_future()
-        self.response.add_done_callback(self._end)
+        self.reply: asyncio.Future[Reply] = self._loop.create_future()
+        self.reply.add_done_callback(self._end)
         self._timer = self._loop.call_at(fetch.deadline, self._time_is_over)
         self._watch: Watch | None = None
         self._memory: asyncio.Future[memoryview] | None = None
@@ -67,26 +67,26 @@ class LongPoll:
             self._try_again(memory.result())
 
     def _try_again(self, buffer: memoryview | None = None) -> None:
-        if self.response.done():
+        if self.reply.done():
             if buffer is not None:
                 self._fetch.buffers.put(buffer)
             return
         self._stop_watching()
         try:
-            response = self._fetch.answer_now(buffer)
-            if isinstance(response, Lacking):
-                self._wait(response)
+            answer = self._fetch.answer_now(buffer)
+            if isinstance(answer, Lacking):
+                self._wait(answer)
             else:
-                self.response.set_result(response)
+                self.reply.set_result(answer)
         except Exception as error:  # noqa: BLE001  the connection logs it
-            self.response.set_exception(error)
+            self.reply.set_exception(error)
 
     def _stop_watching(self) -> None:
         if self._watch is not None:
             self._watch.end()
             self._watch = None
 
-    def _end(self, _: asyncio.Future[RawResponse]) -> None:
+    def _end(self, _: asyncio.Future[Reply]) -> None:
         self._timer.cancel()
         self._stop_watching()
         if self._memory is not None:

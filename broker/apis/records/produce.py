@@ -10,7 +10,6 @@ Differs from Kafka: nothing.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import partial
 from itertools import chain
@@ -52,7 +51,7 @@ from ...protocol.produce_frames import (
 )
 from ...topics.topic import INTERNAL_TOPICS
 from ...turns import in_turns
-from ..api import Borrowing, CloseConnection, Deferred, RawApi
+from ..api import CloseConnection, RawApi, Reply
 from ..transactions.transactions import transaction_error_code
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from ...protocol.produce_frames import ProduceFrame, TopicKey
     from ...storage.group_commit import Flush
     from ...topics.topic import Partition, TopicPartition
-    from ..api import RawResponse, RequestContext
+    from ..api import RequestContext
 
     Step: TypeAlias = Callable[[], None] | None
     """What to run in a thread before the next step, if anything."""
@@ -116,7 +115,7 @@ class _Repeated:
         self._topic = topic
         self._template = ResponseTemplate(topic, result, context.api_version)
 
-    def append(self, records: memoryview) -> Deferred | None:
+    def append(self, records: memoryview) -> Reply | None:
         """Append the records of one more. None: nothing was appended, and the request has to be read."""
         context, partition = self._context, self.partition
         if partition.closed or not context.allows(Operation.WRITE, Resource.TOPIC, partition.topic):
@@ -130,7 +129,7 @@ class _Repeated:
             offset, append_time_ms = result.base_offset, result.log_append_time_ms
         flush = context.services.group_commit.add(partition, len(records))
         response = self._template.filled(offset, append_time_ms, log.log_start_offset)
-        return Deferred(flush, response, partial(self._unless_failed, flush, response))
+        return Reply(flush=flush, after_flush=partial(self._unless_failed, flush, response))
 
     def _unless_failed(self, flush: Flush, response: bytearray) -> bytearray:
         """Return the response after a flush in which a partition failed."""
@@ -142,7 +141,7 @@ class _Repeated:
         return write_produce_response([(self._topic, [result])], self._context.api_version)
 
 
-def _produce(context: RequestContext, body: memoryview) -> RawResponse:
+def _produce(context: RequestContext, body: memoryview) -> Reply:
     divided = divide_produce_request(body, context.api_version)
     if divided is not None:
         repeated: _Repeated | None = context.remembered.get(divided[0])
@@ -155,21 +154,22 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
     try:
         request = read_produce_request(body, context.api_version, _FEW_ELEMENTS)
     except TooManyElements:
-        return Borrowing(_produce_many(context, body))
+        return Reply(later=_produce_many(context, body), keeps_request=True)
     missing = _missing(context, request)
     if missing:
-        return Borrowing(_add_and_produce(context, request, missing))
+        return Reply(later=_add_and_produce(context, request, missing), keeps_request=True)
     produce = _Produce(context, request)
     steps = produce.appending()
     for compute in steps:
         if compute is not None:
-            return Borrowing(_append_rest(context, produce, chain((compute,), steps)))
+            rest = chain((compute,), steps)
+            return Reply(later=_append_rest(context, produce, rest), keeps_request=True)
     if divided is not None:
         produce.remember(*divided)
     return produce.answer()
 
 
-async def _produce_many(context: RequestContext, body: memoryview) -> RawResponse:
+async def _produce_many(context: RequestContext, body: memoryview) -> Reply:
     """Append the records of many partitions in several turns: each turn has its own flush."""
     limiter = context.services.computing
     version = context.api_version
@@ -179,15 +179,15 @@ async def _produce_many(context: RequestContext, body: memoryview) -> RawRespons
     return await _append_rest(context, produce, produce.appending())
 
 
-async def _append_rest(context: RequestContext, produce: _Produce, steps: Steps) -> RawResponse:
+async def _append_rest(context: RequestContext, produce: _Produce, steps: Steps) -> Reply:
     """Go through the steps, which may take long; respond when the records are written."""
     limiter = context.services.computing
     async for compute in in_turns(steps):
         if compute is not None:
             await to_thread.run_sync(compute, limiter=limiter)
     if not await produce.written():
-        return None
-    return await to_thread.run_sync(produce.encoded, limiter=limiter)
+        return Reply()
+    return Reply(await to_thread.run_sync(produce.encoded, limiter=limiter))
 
 
 Missing: TypeAlias = "dict[ProducerIdentity, list[TopicPartition]]"
@@ -224,7 +224,7 @@ def _missing(context: RequestContext, request: ProduceFrame) -> Missing:
 
 async def _add_and_produce(
     context: RequestContext, request: ProduceFrame, missing: Missing
-) -> RawResponse:
+) -> Reply:
     """Append the records once the partitions are stored as parts of the transaction."""
     produce = _Produce(context, request, await _add(context, request, missing))
     return await _append_rest(context, produce, produce.appending())
@@ -314,24 +314,22 @@ class _Produce:
             remembered.clear()
         remembered[before] = _Repeated(self._context, topic, partition, result)
 
-    def answer(self) -> RawResponse:
+    def answer(self) -> Reply:
         """Return the response, for when the records are written."""
         flush = next(iter(self._flushes), None)
         if not self._request.acks:
             self._close_on_failure()
             if flush is not None:
                 flush.then(self._close_on_failed_write)
-            return None
+            return Reply()
         if flush is None:
-            return self.encoded()
-        return Deferred(flush, self.encoded(), self._after_failure)
+            return Reply(self.encoded())
+        return Reply(flush=flush, after_flush=self._after_flush)
 
     async def written(self) -> bool:
         """Wait until the records are written; return whether the client wants the response, `encoded`."""
         for flush in self._flushes:
-            written = asyncio.Event()
-            flush.then(written.set)
-            await written.wait()
+            await flush.wait()
         if not self._request.acks:
             self._close_on_failure()
             self._close_on_failed_write()
@@ -343,7 +341,7 @@ class _Produce:
         """Return the response's bytes."""
         return write_produce_response(self._results, self._context.api_version)
 
-    def _after_failure(self) -> bytearray:
+    def _after_flush(self) -> bytearray:
         self._refuse_failed()
         return self.encoded()
 
@@ -373,7 +371,7 @@ class _Produce:
         failed = [each for each, _, _ in self._appended if each in writes]
         if failed:
             code = int(ErrorCode.kafka_storage_error)
-            self._context.services.requests.of(KEY).errors[code] += len(failed)
+            self._context.meter.errors[code] += len(failed)
             reason = f"{failed[0].topic}-{failed[0].index}: {writes[failed[0]]}"
             self._context.close(shortened(f"produce with acks = 0 failed: {reason}"))
 
@@ -553,7 +551,7 @@ def _failed(index: int, code: ErrorCode, message: str) -> PartitionResult:
 
 
 def _count_error(context: RequestContext, result: PartitionResult) -> None:
-    context.services.requests.of(KEY).errors[result.error] += 1
+    context.meter.errors[result.error] += 1
 
 
 def _code(error: Exception) -> ErrorCode:

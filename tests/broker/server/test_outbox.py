@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from kmr.broker.apis.api import Buffered
+from kmr.broker.apis.api import Reply
 from kmr.broker.apis.meters import RequestMeters
 from kmr.broker.protocol.fetch_response import FETCH_HEADROOM
-from kmr.broker.server.dispatch import PendingResponse
 from kmr.broker.server.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -34,19 +33,19 @@ class Transport:
         return False
 
 
-def answer(number: int, response: Any) -> PendingResponse:
-    return PendingResponse(number, flexible=False, response=response, meter=METERS.of(1), began=0.0)
+def reply(number: int, body: bytes) -> Reply:
+    return Reply(body, correlation_id=number, meter=METERS.of(1))
 
 
-def buffered(size: int, released: list[int]) -> Buffered:
+def pooled(number: int, size: int, released: list[int]) -> Reply:
     view = memoryview(bytearray(FETCH_HEADROOM + size))
-    return Buffered(view, lambda: released.append(size))
+    return Reply(view, lambda: released.append(size), correlation_id=number, meter=METERS.of(1))
 
 
 def test_ready_responses_leave_in_one_write_in_their_order() -> None:
     transport = Transport()
-    transport.outbox.add(answer(1, b"one"))
-    transport.outbox.add(answer(2, b"two"))
+    transport.outbox.add(reply(1, b"one"))
+    transport.outbox.add(reply(2, b"two"))
     assert (transport.written, transport.outbox.is_empty) == ([], False)
     transport.outbox.send()
     (data,) = transport.written
@@ -57,7 +56,7 @@ def test_ready_responses_leave_in_one_write_in_their_order() -> None:
 def test_a_large_response_is_sent_in_slices_and_releases_its_buffer_at_the_end() -> None:
     transport, released = Transport(), list[int]()
     transport.full = True
-    transport.outbox.add(answer(1, buffered(MIB, released)))
+    transport.outbox.add(pooled(1, MIB, released))
     assert transport.outbox.is_full
     transport.outbox.send()
     assert (len(transport.written), released) == (1, [])
@@ -75,8 +74,8 @@ def test_a_large_response_is_sent_in_slices_and_releases_its_buffer_at_the_end()
 def test_responses_behind_a_large_one_wait_for_it() -> None:
     transport, released = Transport(), list[int]()
     transport.full = True
-    transport.outbox.add(answer(1, buffered(MIB, released)))
-    transport.outbox.add(answer(2, b"behind"))
+    transport.outbox.add(pooled(1, MIB, released))
+    transport.outbox.add(reply(2, b"behind"))
     transport.outbox.send()
     assert [each.correlation_id for each in transport.outbox.waiting] == [2]
     transport.full = False
@@ -88,9 +87,9 @@ def test_responses_behind_a_large_one_wait_for_it() -> None:
 def test_a_closed_outbox_releases_all_buffers() -> None:
     transport, released = Transport(), list[int]()
     transport.full = True
-    transport.outbox.add(answer(1, buffered(MIB, released)))
+    transport.outbox.add(pooled(1, MIB, released))
     transport.outbox.send()
-    transport.outbox.add(answer(2, buffered(2 * MIB, released)))
+    transport.outbox.add(pooled(2, 2 * MIB, released))
     transport.outbox.close()
     assert sorted(released) == [MIB, 2 * MIB]
     transport.outbox.send()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kmr.broker.apis.api import Buffered
+from kmr.broker.apis.api import Reply
 from kmr.broker.apis.records.long_poll import Lacking, LongPoll
 from kmr.broker.buffer_pool import BufferPool
 from kmr.broker.log.log_config import LogConfig
@@ -20,14 +20,14 @@ KIB = 1024
 class Attempts:
     """A fetch whose attempts have these outcomes; it notes with which buffer each one was made."""
 
-    def __init__(self, *outcomes: Buffered | Lacking | Exception, wait: float = 600) -> None:
+    def __init__(self, *outcomes: Reply | Lacking | Exception, wait: float = 600) -> None:
         self.buffers = BufferPool(8 * KIB)
         self.deadline = asyncio.get_running_loop().time() + wait
         self.out_of_time = False
         self.made: list[memoryview | None] = []
         self._outcomes = list(outcomes)
 
-    def answer_now(self, buffer: memoryview | None = None) -> Buffered | Lacking:
+    def answer_now(self, buffer: memoryview | None = None) -> Reply | Lacking:
         self.made.append(buffer)
         outcome = self._outcomes.pop(0)
         if isinstance(outcome, Exception):
@@ -47,7 +47,7 @@ def partitions(tmp_path: Path) -> Iterator[list[Partition]]:
         each.close()
 
 
-ANSWER = Buffered(memoryview(b"answer"), lambda: None)
+ANSWER = Reply(memoryview(b"answer"), lambda: None)
 
 
 async def test_growth_of_several_partitions_in_one_turn_is_one_attempt(
@@ -58,7 +58,7 @@ async def test_growth_of_several_partitions_in_one_turn_is_one_attempt(
     for each in partitions:
         each.advance(1, 5)
     assert attempts.made == []
-    assert await waiting.response is ANSWER
+    assert await waiting.reply is ANSWER
     assert attempts.made == [None]
     assert not any(each.watches for each in partitions)
 
@@ -69,16 +69,16 @@ async def test_a_poll_that_still_lacks_bytes_waits_on(partitions: list[Partition
     partitions[0].advance(1, 5)
     await asyncio.sleep(0)
     assert len(attempts.made) == 1
-    assert not waiting.response.done()
+    assert not waiting.reply.done()
     partitions[1].advance(1, 3)
-    assert await waiting.response is ANSWER
+    assert await waiting.reply is ANSWER
 
 
 async def test_it_is_tried_with_what_there_is_when_the_time_is_over(
     partitions: list[Partition],
 ) -> None:
     attempts = Attempts(ANSWER, wait=0.01)
-    assert await poll(attempts, Lacking(partitions, 1)).response is ANSWER
+    assert await poll(attempts, Lacking(partitions, 1)).reply is ANSWER
     assert attempts.out_of_time
 
 
@@ -91,7 +91,7 @@ async def test_it_is_tried_with_a_buffer_as_soon_as_there_is_memory(
     await until(lambda: attempts.out_of_time)
     assert attempts.made == [], "the end of the time does not help without memory"
     attempts.buffers.put(held)
-    assert await waiting.response is ANSWER
+    assert await waiting.reply is ANSWER
     [buffer] = attempts.made
     assert buffer is not None
     assert len(buffer) == 4 * KIB
@@ -104,7 +104,7 @@ async def test_a_cancelled_poll_leaves_the_memory_to_others(has_memory: bool) ->
     waiting = poll(attempts, Lacking(buffer_bytes=4 * KIB))
     if has_memory:
         attempts.buffers.put(held)
-    waiting.response.cancel()
+    waiting.reply.cancel()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert attempts.buffers.used == (0 if has_memory else 8 * KIB)
@@ -115,7 +115,7 @@ async def test_a_cancelled_poll_watches_no_more(partitions: list[Partition]) -> 
     attempts = Attempts()
     waiting = poll(attempts, Lacking(partitions, 1))
     partitions[0].advance(1, 1)
-    waiting.response.cancel()
+    waiting.reply.cancel()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert attempts.made == []
@@ -126,4 +126,4 @@ async def test_a_failed_attempt_is_the_responses_failure(partitions: list[Partit
     waiting = poll(Attempts(ZeroDivisionError("a bug")), Lacking(partitions, 1))
     partitions[0].close()
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        await waiting.response
+        await waiting.reply
