@@ -124,6 +124,7 @@ class RequestContext:
         node_host, node_port: the address by which this client reaches the broker.
         close: closes the client's connection, and logs the reason.
         meter: counts the requests of this API, and the errors in their responses.
+        header: the bytes of the requests' headers after the correlation id.
         sasl: the client's authentication, until it is complete.
         remembered: what a handler keeps of this client's earlier requests of this version.
     """
@@ -138,6 +139,7 @@ class RequestContext:
     principal: str
     services: Services
     meter: RequestMeter
+    header: bytes
     close: Callable[[str], None]
     sasl: SaslExchange | None = None
     remembered: dict[bytes, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -176,8 +178,9 @@ class Reply(msgspec.Struct):
         flush, after_flush: see above; some partitions may be in `flush.failed`.
         later: see above.
         keeps_request: `later` uses the bytes of the request: they stay as they are until then.
-        correlation_id, flexible: of the frame's header, set by the dispatcher, as are the following. A body
-            without a correlation id is sent with its length alone, as bare SASL messages are.
+        requests: number of requests that it answers.
+        correlation_id, flexible: of the frame's header, set by the dispatcher, as are the following. Without
+            a correlation id the body is whole frames.
         meter: counts the requests of this API.
         began: when the request was received, in monotonic seconds.
     """
@@ -188,6 +191,7 @@ class Reply(msgspec.Struct):
     after_flush: Callable[[], bytes | bytearray] | None = None
     later: Awaitable[Reply] | None = None
     keeps_request: bool = False
+    requests: int = 1
     correlation_id: int | None = None
     flexible: bool = False
     meter: RequestMeter = UNCOUNTED

@@ -37,10 +37,10 @@ class RequestMeter:
         self.seconds = 0.0
         self.errors = collections.Counter[int]()
 
-    def answered(self, seconds: float) -> None:
-        """Count a request that took this long."""
-        self.buckets[bisect_left(LATENCY_BOUNDS, seconds)] += 1
-        self.seconds += seconds
+    def answered(self, seconds: float, requests: int = 1) -> None:
+        """Count a request that took this long, or several."""
+        self.buckets[bisect_left(LATENCY_BOUNDS, seconds)] += requests
+        self.seconds += seconds * requests
 
 
 UNCOUNTED: Final = RequestMeter("")

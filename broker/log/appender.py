@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .producers import ProducerError, read_marker, restore_producers, save_producers
-from .records import InvalidBatch, plain_batch, stamp_append_time, stamp_offset
+from .records import NO_TIMESTAMP, InvalidBatch, plain_batch, stamp_append_time, stamp_offset
 from .results import Appended, LogFailed
 from .segment import Segment
 from .validation import stores_as_sent
@@ -49,7 +49,8 @@ class Appender:
         self._failed_write = ""  # why a write failed, until `flush_pending` reports it
         now_ms = int(time.time() * 1000)
         self._active_since_ms = segments.active.first_timestamp(now_ms)
-        self._written_index = segments.active.index.end()
+        self._active = segments.active
+        self._written_index = self._active.index.end()
         self.producers = restore_producers(
             segments.directory, list(segments), next_offset, now_ms=now_ms
         )
@@ -87,9 +88,14 @@ class Appender:
         self._add(data, batches, time_ms, now_ms)
         return Appended(first_offset, self.next_offset - 1, time_ms, log_start_offset)
 
-    def append_plain(self, data: memoryview, *, now_ms: int) -> int | None:
-        """Append one batch if nothing about it is special; see `PartitionLog.append_plain`."""
-        config, active_bytes = self._config, self._segments.active.size + self.pending_bytes
+    def append_plain(self, data: memoryview, now_ms: int) -> int | None:
+        """Append one batch as a client sent it, if nothing about it or the log is special.
+
+        Return the offset of its first record. None: nothing was appended; `split_batches`,
+        `validate_batches` and `append` may take it, or say why not. `data` is patched and kept as by
+        `append`. Most topics take nearly all their batches here, with less work.
+        """
+        config, active_bytes = self._config, self._active.size + self.pending_bytes
         if (
             not self._stores_as_sent
             or len(data) > config.max_message_bytes
@@ -119,24 +125,29 @@ class Appender:
         now_ms: int,
     ) -> None:
         """Give the batches their offsets, and unless it is -1 their time; keep them until the next write."""
-        active, offset = self._segments.active, self.next_offset
+        index, interval, offset = (
+            self._active.index,
+            self._config.index_interval_bytes,
+            self.next_offset,
+        )
         if not self._pending:
-            self._written_index = active.index.end()
-        end = active.size + self.pending_bytes
+            self._written_index = index.end()
+        end = self._active.size + self.pending_bytes
         for batch in batches:
             timestamp = batch.max_timestamp
             stamp_offset(data, batch, offset)
             if append_time_ms >= 0:
                 timestamp = append_time_ms
                 stamp_append_time(data, batch, append_time_ms)
-            active.add_to_index(batch, offset, end + batch.position, timestamp)
             if batch.is_control:
+                timestamp = NO_TIMESTAMP  # searches by timestamp skip markers
                 marker = read_marker(data, batch)
                 self.producers.end_transaction(batch, marker, offset=offset, now_ms=now_ms)
             elif batch.producer_id >= 0:
                 self.producers.update(
                     batch, first_offset=offset, timestamp=timestamp, now_ms=now_ms
                 )
+            index.add(offset, end + batch.position, timestamp, interval)
             offset += batch.last_offset_delta + 1
         self.next_offset = offset
         self._pending.append(data)
@@ -157,7 +168,7 @@ class Appender:
         """
         if not self._pending:
             return
-        active = self._segments.active
+        active = self._active
         try:
             active.write(self._pending, self.pending_bytes)
         except OSError as error:
@@ -174,7 +185,7 @@ class Appender:
         """Begin a new segment; no effect if the active one is empty. Raises `LogFailed`."""
         self.write_pending()
         self.check_writable()
-        old, directory = self._segments.active, self._segments.directory
+        old, directory = self._active, self._segments.directory
         if not old.size:
             return
         try:
@@ -185,6 +196,7 @@ class Appender:
         except OSError as error:
             raise LogFailed(f"{directory}: no new segment can begin: {error}") from error
         self._segments.add(active)
+        self._active = active
         self._durability.wrote(active, self.next_offset)
 
     def roll_if_older(self, since_ms: int) -> None:
@@ -203,7 +215,7 @@ class Appender:
         """Why nothing can be appended now, "" if it can."""
         if self.closed:
             return f"{self._segments.directory}: the log is closed"
-        return self.failure or self._failed_write
+        return self.broken or self._durability.failure or self._failed_write
 
     def close(self) -> None:
         """Write and sync everything, and save a checkpoint, the index and the producers.
@@ -217,7 +229,7 @@ class Appender:
         if not self.broken:
             try:
                 self._durability.sync(checkpoint=True)
-                self._segments.active.save_index(self._written_offset)
+                self._active.save_index(self._written_offset)
                 save_producers(self.producers, directory, self._written_offset)
             except OSError as error:
                 raise LogFailed(f"{directory}: {error}") from error
@@ -231,7 +243,7 @@ class Appender:
         self.pending_bytes = 0
 
     def _roll_if_due(self, size: int, now_ms: int) -> None:
-        active_bytes = self._segments.active.size + self.pending_bytes
+        active_bytes = self._active.size + self.pending_bytes
         if active_bytes and self._is_roll_due(active_bytes, size, now_ms):
             self.roll()
             active_bytes = 0
@@ -247,7 +259,7 @@ class Appender:
 
     def _undo_appends(self, error: OSError) -> None:
         """Return the log to its state before the appends whose write failed."""
-        active = self._segments.active
+        active = self._active
         self._failed_write = f"{active.path}: {error.strerror or error}; nothing was appended"
         self.next_offset = self._written_offset
         active.index.cut(self._written_index)

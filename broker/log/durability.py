@@ -6,7 +6,7 @@ import os
 import threading
 from contextlib import ExitStack
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from .recovery import Recovered
     from .segment import Segment
+
+    _End: TypeAlias = tuple[Segment, int, int]
+    """The active segment, the position in it and the next offset."""
 
 
 CHECKPOINT_FILE: Final = "checkpoint"
@@ -52,14 +55,6 @@ class Checkpoint(msgspec.Struct, frozen=True):
             return None
 
 
-class _End(NamedTuple):
-    """The end of the written bytes; replaced as a whole, so that another thread sees it whole."""
-
-    segment: Segment
-    position: int
-    next_offset: int
-
-
 class Syncs(NamedTuple):
     """Number of syncs, and their duration in seconds."""
 
@@ -79,7 +74,8 @@ class Durability:
     def __init__(self, directory: Path, recovered: Recovered) -> None:
         active, next_offset = recovered.segments[-1], recovered.next_offset
         self._directory = directory
-        self._end = _End(active, active.size, next_offset)
+        # The end of the written bytes: replaced as a whole, so that another thread sees it whole.
+        self._end: _End = active, active.size, next_offset
         self._rolled = [each for each in recovered.unsynced if each is not active]
         self._names_changed = True
         self._checkpoint = Checkpoint(
@@ -105,16 +101,17 @@ class Durability:
 
     def holds(self, segment: Segment) -> bool:
         """Whether the segment waits for a sync, so that its file must stay open."""
-        return segment is self._end.segment or segment in self._rolled
+        return segment is self._end[0] or segment in self._rolled
 
     def wrote(self, segment: Segment, next_offset: int) -> None:
         """Note that the active segment, `segment`, was written up to `next_offset` (exclusive)."""
-        end = _End(segment, segment.size, next_offset)
-        if segment is self._end.segment:
+        end = segment, segment.size, next_offset
+        old = self._end[0]
+        if segment is old:
             self._end = end
             return
         with self._state:
-            self._rolled.append(self._end.segment)
+            self._rolled.append(old)
             self._names_changed = True
             self._end = end
 
@@ -147,10 +144,10 @@ class Durability:
                 self._raise_failure()
             finally:
                 self.syncs = Syncs(self.syncs.number + 1, self.syncs.seconds + monotonic() - began)
-            self.durable_offset = end.next_offset
+            self.durable_offset = end[2]
             if rolled or checkpoint:
                 self._save_recovery_point(end, rolled, needed=checkpoint)
-            return end.next_offset
+            return self.durable_offset
 
     def save_log_start(self, log_start_offset: int) -> None:
         """Save the log start in the checkpoint. Raises OSError."""
@@ -166,7 +163,7 @@ class Durability:
         with ExitStack() as stack:
             with self._state:
                 end, rolled, names_changed = self._end, list(self._rolled), self._names_changed
-                files = [self._duplicate(segment, stack) for segment in (*rolled, end.segment)]
+                files = [self._duplicate(segment, stack) for segment in (*rolled, end[0])]
                 self._names_changed = False
             for file in files:
                 os.fsync(file)
@@ -185,12 +182,9 @@ class Durability:
         return file
 
     def _save_recovery_point(self, end: _End, rolled: list[Segment], *, needed: bool) -> None:
+        segment, position, next_offset = end
         try:
-            self._save(
-                recovery_point=end.next_offset,
-                segment=end.segment.base_offset,
-                position=end.position,
-            )
+            self._save(recovery_point=next_offset, segment=segment.base_offset, position=position)
         except OSError as error:
             if needed:
                 message = f"{self._directory}: the checkpoint cannot be saved: {error}"

@@ -71,6 +71,7 @@ class PartitionLog:
     Attributes:
         directory: the directory of its files.
         config: its settings; see `update_config`.
+        append_plain: see `Appender.append_plain`.
         recovery: what `open` found and did.
         retained: total of `retention` since the log was opened.
         compacted: total of `replacement` since the log was opened.
@@ -83,6 +84,7 @@ class PartitionLog:
         self._durability = Durability(directory, recovered)
         self._segments = Segments(directory, recovered, must_stay_open=self._durability.holds)
         self._appender = Appender(self._segments, self._durability, config, recovered.next_offset)
+        self.append_plain = self._appender.append_plain
         self.retained = Cleanings()
         self.compacted = Cleanings()
 
@@ -189,15 +191,6 @@ class PartitionLog:
             LogFailed: the disk failed, now or since the last `flush_pending`.
         """
         return self._appender.append(data, batches, now_ms=now_ms)
-
-    def append_plain(self, data: memoryview, *, now_ms: int) -> int | None:
-        """Append one batch as a client sent it, if nothing about it or the log is special.
-
-        Return the offset of its first record. None: nothing was appended; `split_batches`,
-        `validate_batches` and `append` may take it, or say why not. `data` is patched and kept as by
-        `append`. Most topics take nearly all their batches here, with less work.
-        """
-        return self._appender.append_plain(data, now_ms=now_ms)
 
     def flush_pending(self) -> None:
         """Write the appended batches with one system call; call it before acknowledging them.

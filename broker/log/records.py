@@ -40,6 +40,7 @@ _JAVA_SNAPPY_HEADER_BYTES: Final = 16
 _BLOCK_LENGTH: Final = struct.Struct(">I")
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _EXTENT: Final = struct.Struct(">qiibIhi")
+_PLACE: Final = struct.Struct(">qii")  # base offset, length, leader epoch
 _OFFSET: Final = struct.Struct(">q")
 _EPOCH: Final = struct.Struct(">i")
 _CRC: Final = struct.Struct(">I")
@@ -275,11 +276,14 @@ def plain_batch(data: memoryview) -> BatchHeader | None:
     if len(data) < HEADER_BYTES:
         return None
     header = BatchHeader(0, *_HEADER.unpack_from(data))
+    count, codec = header.record_count, header.attributes
     if (
         header.magic != _MAGIC
         or header.length + _PREFIX_BYTES != len(data)
-        or header.attributes & _TRANSACTIONAL
-        or _refusal(header) is not None
+        or not 0 <= codec <= _LAST_CODEC
+        or not 0 < count == header.last_offset_delta + 1
+        or (count * _MIN_RECORD_BYTES > len(data) - HEADER_BYTES and _refusal(header))
+        or (header.producer_id >= 0 and _refusal(header))
         or crc32c(data[CRC_START:]) != header.crc
     ):
         return None
@@ -315,8 +319,7 @@ def _refusal(header: BatchHeader) -> str | None:
 
 def stamp_offset(data: memoryview | bytearray, header: BatchHeader, base_offset: int) -> None:
     """Write the offset and the leader epoch into the batch, in place; the CRC does not cover them."""
-    _OFFSET.pack_into(data, header.position, base_offset)
-    _EPOCH.pack_into(data, header.position + _PREFIX_BYTES, LEADER_EPOCH)
+    _PLACE.pack_into(data, header.position, base_offset, header.length, LEADER_EPOCH)
 
 
 def stamp_append_time(data: memoryview | bytearray, header: BatchHeader, timestamp_ms: int) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 from crc32c import crc32c
@@ -88,14 +88,8 @@ class _SparseTable:
         return key, value
 
 
-class IndexEnd(NamedTuple):
-    """A state of an index, to which `SegmentIndex.cut` returns it."""
-
-    offsets_bytes: int
-    times_bytes: int
-    indexed_position: int
-    indexed_timestamp: int
-    max_timestamp: int
+IndexEnd: TypeAlias = tuple[int, int, int, int, int]
+"""A state of an index, to which `SegmentIndex.cut` returns it."""
 
 
 class SegmentIndex:
@@ -129,7 +123,7 @@ class SegmentIndex:
 
     def end(self) -> IndexEnd:
         """Return the state after the batches that were added so far."""
-        return IndexEnd(
+        return (
             len(self._offsets.data),
             len(self._times.data),
             self._indexed_position,
@@ -249,15 +243,12 @@ class Segment:
         """Open the file now, under the name that it has now."""
         self._descriptor = self.descriptor
 
-    def add_to_index(self, header: BatchHeader, offset: int, position: int, timestamp: int) -> None:
-        """Index a batch by its offset, position and timestamp in the file."""
-        if header.is_control:
-            timestamp = NO_TIMESTAMP  # searches by timestamp skip markers
-        self.index.add(offset, position, timestamp, self._index_interval_bytes)
-
     def add_stored_to_index(self, header: BatchHeader) -> None:
         """Index a batch that `batches` has yielded."""
-        self.add_to_index(header, header.base_offset, header.position, header.max_timestamp)
+        # Searches by timestamp skip markers.
+        timestamp = NO_TIMESTAMP if header.is_control else header.max_timestamp
+        interval = self._index_interval_bytes
+        self.index.add(header.base_offset, header.position, timestamp, interval)
 
     def begin_index(self, index: SegmentIndex | None = None) -> None:
         """Replace the index by `index` or an empty one, before a scan that adds every further batch."""

@@ -159,9 +159,10 @@ def _requests(meters: RequestMeters, server: Server, topics: Topics) -> Iterator
         "error",
     )
     in_flight = _gauge("requests_in_flight", "Requests without a response yet.", "api")
-    unanswered = collections.Counter(
-        reply.meter.api for connection in server for reply in connection.unanswered
-    )
+    unanswered = collections.Counter[str]()
+    for connection in server:
+        for reply in connection.unanswered:
+            unanswered[reply.meter.api] += reply.requests
     for meter in meters:
         buckets = list(
             zip((*map(str, LATENCY_BOUNDS), "+Inf"), accumulate(meter.buckets), strict=True)

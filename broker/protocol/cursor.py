@@ -145,6 +145,11 @@ def _check_null(length: int) -> None:
         raise MalformedRequest(f"the length {length} is negative, and not -1 for null")
 
 
+def uvarint_bytes(value: int) -> int:
+    """Return the number of bytes that `write_uvarint` adds."""
+    return max(1, (value.bit_length() + 6) // 7)
+
+
 def write_uvarint(out: bytearray, value: int) -> None:
     """Append an unsigned varint."""
     while value >= 0x80:

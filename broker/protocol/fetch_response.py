@@ -11,6 +11,8 @@ from struct import Struct
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from .cursor import uvarint_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -149,7 +151,7 @@ class FetchResponseWriter:
 
     def begin_records(self, max_bytes: int) -> memoryview:
         """Return the place for up to `max_bytes` of records; `end_records` takes their actual size."""
-        self._length_bytes = _uvarint_bytes(max_bytes + 1) if self._compact else 4
+        self._length_bytes = uvarint_bytes(max_bytes + 1) if self._compact else 4
         start = self.position + self._length_bytes
         return self._buffer[start : start + max_bytes]
 
@@ -210,7 +212,7 @@ class FetchResponseWriter:
             self._pack(_INT32, count)
 
     def _count_bytes(self, count: int) -> int:
-        return _uvarint_bytes(count + 1) if self._compact else _INT32.size
+        return uvarint_bytes(count + 1) if self._compact else _INT32.size
 
     def _uvarint(self, value: int) -> None:
         while value >= 0x80:
@@ -223,7 +225,3 @@ class FetchResponseWriter:
     def _pack(self, layout: Struct, *values: int) -> None:
         layout.pack_into(self._buffer, self.position, *values)
         self.position += layout.size
-
-
-def _uvarint_bytes(value: int) -> int:
-    return max(1, (value.bit_length() + 6) // 7)

@@ -68,13 +68,8 @@ def skip_header_tags(frame: memoryview, position: int) -> int:
     return cursor.position
 
 
-def response_frame_header(correlation_id: int | None, body_bytes: int, *, flexible: bool) -> bytes:
-    """Return length, correlation id and, in flexible versions, an empty list of tagged fields.
-
-    A bare SASL message has no correlation id, and only the length.
-    """
-    if correlation_id is None:
-        return _LENGTH.pack(body_bytes)
+def response_frame_header(correlation_id: int, body_bytes: int, *, flexible: bool) -> bytes:
+    """Return length, correlation id and, in flexible versions, an empty list of tagged fields."""
     if flexible:
         return _FLEXIBLE_RESPONSE.pack(body_bytes + 5, correlation_id, 0)
     return _RESPONSE.pack(body_bytes + 4, correlation_id)

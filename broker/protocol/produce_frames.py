@@ -6,11 +6,12 @@ Version 3 added the transactional id, 5 the log start offset, 8 error messages, 
 
 from __future__ import annotations
 
-from struct import Struct, error
+from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from uuid import UUID
 
-from .cursor import MAX_ELEMENTS, Cursor, write_uvarint
+from .cursor import MAX_ELEMENTS, Cursor, uvarint_bytes, write_uvarint
+from .headers import response_frame_header
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,9 @@ _NO_THROTTLE = _COUNT.pack(0)
 TopicKey: TypeAlias = str | UUID
 """A topic in a message: its id from version 13 on, else its name."""
 
+_FIRST_COMPACT = 9
 _FIRST_WITH_IDS = 13
+_NO_TAGS = bytes(3)  # of the partition, the topic and the request
 
 
 class ProduceFrame(NamedTuple):
@@ -62,7 +65,7 @@ def read_produce_request(
     body: memoryview, version: int, max_elements: int = MAX_ELEMENTS
 ) -> ProduceFrame:
     """Read a request; raise MalformedRequest, TooManyElements for more than `max_elements`."""
-    compact = version >= 9
+    compact = version >= _FIRST_COMPACT
     cursor = Cursor(body, max_elements=max_elements)
     transactional_id = cursor.string(compact=compact) if version >= 3 else None
     acks = cursor.int16()
@@ -85,57 +88,59 @@ def read_produce_request(
     return ProduceFrame(transactional_id, acks, timeout_ms, topics)
 
 
-def divide_produce_request(body: memoryview, version: int) -> tuple[bytes, memoryview] | None:
-    """Divide a request for one partition into the bytes before its records' length, and the records.
+def records_after(data: memoryview, at: int, stop: int, version: int) -> memoryview | None:
+    """Return the records whose length is at `at`; None unless a request for one partition ends with them.
 
-    It reads next to nothing, and takes for granted that there is no transactional id. Equal bytes before the
-    records mean the same to `read_produce_request`, which has to confirm the first of them. None if the
-    records are not the last field, but for empty tagged fields.
+    The request ends at `stop`, 8 bytes or more after `at`, and has no tagged fields behind the records.
     """
-    try:
-        if version < 9:
-            tags = 0
-            at = 22 + _LENGTH.unpack_from(body, 12)[0]  # the topic's name is between fixed fields
-            start = at + _COUNT.size
-            size = _COUNT.unpack_from(body, at)[0]
-        else:
-            tags = 3
-            at = 29 if version >= _FIRST_WITH_IDS else 13 + body[8]
-            start, shift = at + 1, 7
-            size = body[at]
-            if size >= 0x80:
-                size &= 0x7F
-                while (byte := body[start]) >= 0x80 and shift < 28:
-                    size |= (byte & 0x7F) << shift
-                    shift += 7
-                    start += 1
-                size |= byte << shift
+    if version < _FIRST_COMPACT:
+        start, end = at + _COUNT.size, stop
+        size = _COUNT.unpack_from(data, at)[0]
+    else:
+        start, end, size, shift = at + 1, stop - len(_NO_TAGS), data[at], 7
+        if size >= 0x80:
+            size &= 0x7F
+            while (byte := data[start]) >= 0x80 and shift < 28:
+                size |= (byte & 0x7F) << shift
+                shift += 7
                 start += 1
-            size -= 1
-    except (error, IndexError):
-        return None
-    stop = start + size
-    if at < 0 or size <= 0 or stop + tags != len(body) or bytes(body[stop:]) != bytes(tags):
-        return None
-    return bytes(body[:at]), body[start:stop]
+            size |= byte << shift
+            start += 1
+        size -= 1
+        if data[end:stop] != _NO_TAGS:
+            return None
+    return data[start:end] if start + size == end and size > 0 else None
+
+
+def records_length_at(size: int, records_bytes: int, version: int) -> int:
+    """Return the position of the records' length in a request of `size` bytes that ends with them."""
+    if version < _FIRST_COMPACT:
+        return size - records_bytes - _COUNT.size
+    return size - len(_NO_TAGS) - records_bytes - uvarint_bytes(records_bytes + 1)
 
 
 class ResponseTemplate:
-    """The response about one partition that took records: responses differ only in its offsets."""
+    """The frame of a response about one partition that took records; others differ only in `filled`."""
 
-    __slots__ = ("_at", "_bytes", "_has_log_start")
+    __slots__ = ("_at", "_frame", "_has_log_start")
 
     def __init__(self, topic: TopicKey, result: PartitionResult, version: int) -> None:
         """`result`: any of them."""
-        self._bytes = write_produce_response([(topic, [result])], version)
+        self._frame = write_produce_frame(topic, result, version, 0)
+        after = len(_NO_THROTTLE) + (
+            2 if version >= _FIRST_COMPACT else 0
+        )  # two lists of tagged fields
         without = write_produce_response([(topic, [])], version)
-        after = len(_NO_THROTTLE) + (2 if version >= 9 else 0)  # two lists of tagged fields
-        self._at = len(without) - after + _OFFSETS_AT
+        header = len(self._frame) - len(write_produce_response([(topic, [result])], version))
+        self._at = header + len(without) - after + _OFFSETS_AT
         self._has_log_start = version >= 5
 
-    def filled(self, base_offset: int, append_time_ms: int, log_start_offset: int) -> bytearray:
-        """Return the response of another result; the arguments are its fields."""
-        out = self._bytes.copy()
+    def filled(
+        self, correlation_id: int, base_offset: int, append_time_ms: int, log_start_offset: int
+    ) -> bytearray:
+        """Return the frame of another request and result; the arguments are their fields."""
+        out = self._frame.copy()
+        _COUNT.pack_into(out, _COUNT.size, correlation_id)
         if self._has_log_start:
             _OFFSETS_V5.pack_into(out, self._at, base_offset, append_time_ms, log_start_offset)
         else:
@@ -143,11 +148,20 @@ class ResponseTemplate:
         return out
 
 
+def write_produce_frame(
+    topic: TopicKey, result: PartitionResult, version: int, correlation_id: int
+) -> bytearray:
+    """Return the whole response about one partition, with its header."""
+    body = write_produce_response([(topic, [result])], version)
+    header = response_frame_header(correlation_id, len(body), flexible=version >= _FIRST_COMPACT)
+    return bytearray(header) + body
+
+
 def write_produce_response(
     topics: Sequence[tuple[TopicKey, list[PartitionResult]]], version: int
 ) -> bytearray:
     """Return the response's body, with a throttle time of 0."""
-    compact = version >= 9
+    compact = version >= _FIRST_COMPACT
     out = bytearray()
     _write_count(out, len(topics), compact=compact)
     for key, partitions in topics:
@@ -177,7 +191,7 @@ def _write_partition(out: bytearray, result: PartitionResult, version: int) -> N
         out += _PARTITION_V0.pack(index, error, base_offset)
     if version < 8:
         return
-    compact = version >= 9
+    compact = version >= _FIRST_COMPACT
     if message is None and not compact:
         out += _NO_RECORD_ERRORS_NO_MESSAGE
         return

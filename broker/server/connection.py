@@ -270,10 +270,6 @@ class Connection(asyncio.BufferedProtocol):
     # -- receiving ---------------------------------------------------------------------------------
 
     @property
-    def _busy(self) -> bool:
-        return self._task is not None or self._outbox.is_full
-
-    @property
     def _closing(self) -> bool:
         return self._lost or self._finishing
 
@@ -287,22 +283,22 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle_requests(self, buffer: memoryview, start: int, end: int) -> int:
         """Handle the requests in `buffer[start:end]`; return where those begin that must wait, or `end`."""
-        size, until = 0, 0.0
+        size, until, outbox = 0, 0.0, self._outbox
         while end - start >= _LENGTH_BYTES and not self._closing:
             size = _LENGTH(buffer, start)[0]
             if not self._min_request_bytes <= size <= self._max_request_bytes:
                 self._refuse_size(size)
                 return end
-            if self._busy:
+            if self._task is not None or outbox.is_full:
                 self._send()
-                if self._busy:
+                if self._task is not None or outbox.is_full:
                     self._pause_reading()
                     return start
             begin = start + _LENGTH_BYTES
             stop = begin + size
             if stop > end:
                 break
-            self._handle(buffer[begin:stop])
+            self._handle(buffer, begin, stop)
             start = stop
             if start < end:
                 now = monotonic()
@@ -385,10 +381,11 @@ class Connection(asyncio.BufferedProtocol):
         """Handle requests that had to wait, then read again."""
         if self._lost:
             return
-        if self._unread is not None and not self._busy:
+        if self._unread is not None and self._task is None and not self._outbox.is_full:
             unread, self._unread = self._unread, None
             self._handle_own(unread)
-        if self._unread is None and self._memory is None and not self._busy:
+        waits = self._unread is not None or self._memory is not None or self._task is not None
+        if not waits and not self._outbox.is_full:
             self._resume_reading()
         self._close_if_finished()
 
@@ -421,16 +418,17 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- answering ---------------------------------------------------------------------------------
 
-    def _handle(self, frame: memoryview) -> None:
+    def _handle(self, data: memoryview, begin: int, stop: int) -> None:
         try:
-            reply = self._dispatcher.dispatch(frame, self._client, self._last_progress)
+            reply = self._dispatcher.dispatch(data, begin, stop, self._client, self._last_progress)
         except CloseConnection as error:
             self.abort(str(error))
             return
         if reply.later is not None:
             self._wait_for(reply, reply.later)
         elif reply.flush is not None:
-            self._outbox.add(reply)
+            if reply.requests == 1:  # else it is there
+                self._outbox.add(reply)
             if reply.flush is not self._flush:
                 self._flush = reply.flush
                 self._flush.then(self._flushed)

@@ -62,11 +62,12 @@ class Client:
     """The client of a connection, with the listener and the address by which it reaches this broker.
 
     `sasl` is its authentication, until that is complete. `close` closes its connection and logs a reason.
-    `headers` has the last header of each API and version that it used, by the bytes of the two.
+    `headers` has the last header of each API and version that it used, by the bytes of the two; `lane` its
+    repeated Produce requests.
     """
 
     __slots__ = (
-        *("close", "headers", "host", "listener", "node_host", "node_port", "principal"),
+        *("close", "headers", "host", "lane", "listener", "node_host", "node_port", "principal"),
         "sasl",
     )
 
@@ -85,6 +86,7 @@ class Client:
         self.principal = ANONYMOUS
         self.sasl: SaslExchange | None = None
         self.headers: dict[bytes, _Header] = {}
+        self.lane: produce.Lane | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,9 @@ class _Route:
 class _Header(NamedTuple):
     """What a header means; the next one differs in its correlation id only, with most clients.
 
-    `rest`: the bytes between the correlation id and the message, which begins at `body`.
+    The message begins at `body`.
     """
 
-    rest: bytes
     body: int
     route: _Route
     context: RequestContext
@@ -125,17 +126,32 @@ class Dispatcher:
         self._faults = faults or Faults()
         self._routes: dict[tuple[int, int], _Route] = {}  # built at the first request
 
-    def dispatch(self, frame: memoryview, client: Client, began: float) -> Reply:
-        """Handle one request. Raise CloseConnection, with the reason, if it cannot be answered."""
+    def dispatch(
+        self, data: memoryview, begin: int, stop: int, client: Client, began: float
+    ) -> Reply:
+        """Handle the request `data[begin:stop]`.
+
+        A reply that answers more than one request is the one to the last request. Raise CloseConnection, with
+        the reason, if there is none.
+        """
         try:
+            lane = client.lane
+            if lane is not None:
+                reply = None if self._faults.injected else lane.take(data, begin, stop)
+                if reply is not None:
+                    if reply.requests == 1:
+                        reply.meter, reply.began = lane.meter, began
+                    return reply
+                lane.reply = None
+            frame = data[begin:stop]
             if client.sasl is not None and client.sasl.bare_tokens:
                 return self._authenticate(frame, client.sasl, began)
             header = None
             if client.sasl is None:
                 header = client.headers.get(bytes(frame[:CORRELATION_ID_AT]))
-            if header is None or frame[CLIENT_ID_AT : header.body] != header.rest:
+            if header is None or frame[CLIENT_ID_AT : header.body] != header.context.header:
                 header = self._read_header(frame, client)
-            _, body, route, context = header
+            body, route, context = header
             if len(frame) > route.max_bytes:
                 raise CloseConnection(
                     f"a request of API {context.api_key} has {len(frame)} bytes, more than"
@@ -145,9 +161,12 @@ class Dispatcher:
                 reply = self._faults.handle(context, frame[body:], route.handle)
             else:
                 reply = route.handle(context, frame[body:])
-            reply.correlation_id = read_correlation_id(frame)
-            reply.flexible = route.flexible_response
+            reply.correlation_id, reply.flexible = (
+                read_correlation_id(frame),
+                route.flexible_response,
+            )
             reply.meter, reply.began = context.meter, began
+            client.lane = context.remembered.get(produce.LANE) or client.lane
             return reply
         except MalformedRequest as error:
             raise CloseConnection(str(error)) from None
@@ -187,11 +206,12 @@ class Dispatcher:
             principal=client.principal,
             services=self._services,
             meter=route.meter,
+            header=bytes(frame[CLIENT_ID_AT:body]),
             sasl=client.sasl,
             close=client.close,
         )
-        header = _Header(bytes(frame[CLIENT_ID_AT:body]), body, route, context)
-        if len(header.rest) <= _MOST_HEADER_BYTES:
+        header = _Header(body, route, context)
+        if len(context.header) <= _MOST_HEADER_BYTES:
             if len(client.headers) >= _MOST_HEADERS:
                 client.headers.clear()
             client.headers[bytes(frame[:CORRELATION_ID_AT])] = header

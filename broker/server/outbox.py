@@ -34,17 +34,8 @@ class Outbox:
         self._sending: tuple[Reply, memoryview] | None = None  # what is left of its body
         self._writable = True
         self._closed = False
-
-    @property
-    def is_full(self) -> bool:
+        self.is_full = False
         """Whether a response must be sent before the next request is handled."""
-        replies = self._replies
-        return (
-            self._sending is not None
-            or not self._writable
-            or len(replies) >= _MAX_WAITING
-            or (bool(replies) and replies[-1].release is not None)
-        )
 
     @property
     def is_blocked(self) -> bool:
@@ -64,13 +55,16 @@ class Outbox:
     def add(self, reply: Reply) -> None:
         """Append a response for `send`."""
         self._replies.append(reply)
+        if reply.release is not None or len(self._replies) >= _MAX_WAITING:
+            self.is_full = True
 
     def pause(self) -> None:
         """Stop sending: the transport's buffer is not empty."""
         self._writable = False
+        self.is_full = True
 
     def resume(self) -> None:
-        """Allow `send` again: the transport's buffer is empty."""
+        """Allow `send` again, which is next: the transport's buffer is empty."""
         self._writable = True
 
     def close(self) -> None:
@@ -90,14 +84,14 @@ class Outbox:
         self._continue_sending()
         while replies and self._sending is None and not self._closed:
             reply = replies[0]
+            body = reply.body
             if reply.flush is not None and reply.after_flush is not None:
                 if not reply.flush.done:
                     break
-                reply.body = reply.after_flush()
+                body = reply.after_flush()
             replies.popleft()
             now = now or monotonic()
-            reply.meter.answered(now - reply.began)
-            body = reply.body
+            reply.meter.answered(now - reply.began, reply.requests)
             if body is None:
                 continue
             if reply.release is not None or len(body) > _SLICE_BYTES:
@@ -105,11 +99,17 @@ class Outbox:
                 ready = []
                 self._begin_sending(reply, memoryview(body))
             else:
-                ready.append(
-                    response_frame_header(reply.correlation_id, len(body), flexible=reply.flexible)
-                )
+                if reply.correlation_id is not None:
+                    ready.append(
+                        response_frame_header(
+                            reply.correlation_id, len(body), flexible=reply.flexible
+                        )
+                    )
                 ready.append(body)
         self._write(ready)
+        self.is_full = self.is_blocked or (
+            bool(replies) and (replies[-1].release is not None or len(replies) >= _MAX_WAITING)
+        )
 
     def _write(self, ready: list[bytes | bytearray | memoryview]) -> None:
         if ready:
@@ -117,14 +117,15 @@ class Outbox:
 
     def _begin_sending(self, reply: Reply, body: memoryview) -> None:
         headroom = 0 if reply.release is None else FETCH_HEADROOM
-        header = response_frame_header(
-            reply.correlation_id, len(body) - headroom, flexible=reply.flexible
-        )
-        if headroom:
-            body[headroom - len(header) : headroom] = header
-            body = body[headroom - len(header) :]
-        else:
-            self._transport.write(header)
+        if reply.correlation_id is not None:
+            header = response_frame_header(
+                reply.correlation_id, len(body) - headroom, flexible=reply.flexible
+            )
+            if headroom:
+                body[headroom - len(header) : headroom] = header
+                body = body[headroom - len(header) :]
+            else:
+                self._transport.write(header)
         if len(body) <= _COPIED_BYTES:
             self._transport.write(bytes(body))
             reply.discard()

@@ -33,28 +33,20 @@ SYNC_THREADS: Final = 4
 class Flush:
     """The appends of one event-loop turn, acknowledged together.
 
-    Calls: `add` any number of times; `write` when the turn ends; `fail` for each partition whose write or
-    sync failed; `finish` once: it advances high watermarks and runs callbacks. `then` at any time.
+    Calls: `write` when the turn ends; `fail` for each partition whose write or sync failed; `finish` once: it
+    advances high watermarks and runs callbacks. `then` at any time.
 
     Attributes:
+        sizes: the partitions that were appended to, with the bytes.
         done: whether `finish` was called.
         failed: the partitions whose records must not be acknowledged, and why.
     """
 
+    sizes: dict[Partition, int] = field(default_factory=dict)
     done: bool = False
     failed: dict[Partition, LogFailed] = field(default_factory=dict)
-    _sizes: dict[Partition, int] = field(default_factory=dict)
     _ends: dict[Partition, int] = field(default_factory=dict)
     _callbacks: dict[Callable[[], None], None] = field(default_factory=dict)
-
-    @property
-    def partitions(self) -> Iterable[Partition]:
-        """The partitions that were appended to."""
-        return self._sizes.keys()
-
-    def add(self, partition: Partition, size: int) -> None:
-        """Add an append of `size` bytes."""
-        self._sizes[partition] = self._sizes.get(partition, 0) + size
 
     def then(self, callback: Callable[[], None]) -> None:
         """Call back after `finish`, or now if it is done; equal callbacks are called once."""
@@ -71,7 +63,7 @@ class Flush:
 
     def write(self) -> None:
         """Write the appends to their files."""
-        for partition in self._sizes:
+        for partition in self.sizes:
             if partition.closed:
                 self.failed[partition] = LogFailed("the topic was deleted")
                 continue
@@ -100,7 +92,7 @@ class Flush:
         for partition, end in self._ends.items():
             if partition in self.failed:
                 continue
-            partition.advance(end, self._sizes[partition])
+            partition.advance(end, self.sizes[partition])
             if partition.reported_failure:
                 partition.reported_failure = False
                 logger.info(
@@ -137,11 +129,12 @@ class GroupCommit:
 
     def add(self, partition: Partition, size: int) -> Flush:
         """Add an append of `size` bytes; return the flush that it belongs to."""
-        if self._turn is None:
-            self._turn = Flush()
+        flush = self._turn
+        if flush is None:
+            flush = self._turn = Flush()
             asyncio.get_running_loop().call_soon(self.write)
-        self._turn.add(partition, size)
-        return self._turn
+        flush.sizes[partition] = flush.sizes.get(partition, 0) + size
+        return flush
 
     def after_write(self, release: Callable[[], None]) -> None:
         """Call `release` once no log refers to the appended data any more."""
@@ -175,7 +168,7 @@ class GroupCommit:
         if self._syncing is not None or not self._unsynced:
             return
         flushes, self._unsynced = self._unsynced, []
-        partitions = list({partition for flush in flushes for partition in flush.partitions})
+        partitions = list({partition for flush in flushes for partition in flush.sizes})
         loop = asyncio.get_running_loop()
         self._sync_began = monotonic()
         self._syncing = asyncio.gather(
@@ -194,7 +187,7 @@ class GroupCommit:
             partition: error for each in syncing.result() for partition, error in each.items()
         }
         for flush in flushes:
-            for partition in flush.partitions:
+            for partition in flush.sizes:
                 if partition in failed and partition not in flush.failed:
                     flush.fail(partition, failed[partition])
             flush.finish()

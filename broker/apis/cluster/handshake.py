@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import timedelta
+from struct import pack
 from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
@@ -126,6 +127,7 @@ async def _authenticate(
 async def answer_bare(sasl: SaslExchange, message: bytes) -> Reply:
     """Answer a bare SASL message. Raise CloseConnection on failure: there are no error codes."""
     try:
-        return Reply(await sasl.respond(message))
+        answer = await sasl.respond(message)
+        return Reply(pack(">i", len(answer)) + answer)
     except AuthenticationFailed as error:
         raise CloseConnection(str(error)) from None

@@ -13,8 +13,9 @@ from __future__ import annotations
 import time
 from functools import partial
 from itertools import chain
+from struct import Struct
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
@@ -29,6 +30,7 @@ from ...log.producers import (
     ProducerIdentity,
 )
 from ...log.records import (
+    HEADER_BYTES,
     BatchError,
     BatchTooLarge,
     CorruptBatch,
@@ -42,11 +44,14 @@ from ...log.records import (
 from ...log.results import LogFailed
 from ...log.validation import TakesLong, validate_batches
 from ...protocol.cursor import TooManyElements
+from ...protocol.headers import CLIENT_ID_AT
 from ...protocol.produce_frames import (
     PartitionResult,
     ResponseTemplate,
-    divide_produce_request,
     read_produce_request,
+    records_after,
+    records_length_at,
+    write_produce_frame,
     write_produce_response,
 )
 from ...topics.topic import INTERNAL_TOPICS
@@ -69,6 +74,8 @@ if TYPE_CHECKING:
     Validated: TypeAlias = tuple[memoryview | bytearray, list[BatchHeader]]
 
 KEY = 0
+LANE = b"lane"
+"""Key of a connection's `Lane` in `RequestContext.remembered`."""
 FIRST_SERVED_VERSION = 3
 """Older versions are advertised because librdkafka before 2.11.1 compresses no records for a broker that does
 not advertise them (kio has no messages for them)."""
@@ -78,6 +85,7 @@ _FIRST_TO_ADD_PARTITIONS = 12
 _ACKS = (-1, 0, 1)
 _FEW_ELEMENTS = 500  # topics and partitions that are appended to in one turn
 _MOST_REPEATED = 200  # for each client and version
+_MOST_READERS = 8
 _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (TruncatedBatch, ErrorCode.invalid_record),  # before its base class
     (CorruptBatch, ErrorCode.corrupt_message),
@@ -93,64 +101,115 @@ _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
 _REFUSALS = tuple(kind for kind, _ in _ERRORS)
 
 
-class _Repeated:
-    """A client's requests for one partition that are equal but for their records.
+class _Repeated(NamedTuple):
+    """Requests that are equal but for their records: their partition, and what their answers begin with."""
 
-    They are not read, and their responses are not written, field by field. What may have changed since the
-    first one is asked again.
+    topic: TopicKey
+    partition: Partition
+    template: ResponseTemplate
+
+
+class Lane:
+    """The requests of a connection that repeat an earlier one with other records for the one partition.
+
+    They are not read, and their answers are not written, field by field; those of one flush are sent as one
+    reply. What may have changed since the earlier request is asked again.
+
+    Attributes:
+        meter: counts the requests.
+        reply: the one to the connection's last request, if it came from here; a later answer may join it.
     """
 
-    __slots__ = ("_context", "_template", "_topic", "partition")
+    __slots__ = ("_answers", "_api", "_context", "_known", "_readers", "_version", "meter", "reply")
 
-    def __init__(
-        self,
-        context: RequestContext,
-        topic: TopicKey,
-        partition: Partition,
-        result: PartitionResult,
-    ) -> None:
-        """`result`: that of any of them."""
-        self.partition = partition
+    def __init__(self, context: RequestContext) -> None:
         self._context = context
-        self._topic = topic
-        self._template = ResponseTemplate(topic, result, context.api_version)
+        self.meter = context.meter
+        self._version = context.api_version
+        self._api = context.api_key << 16 | context.api_version
+        # Each reads the API, the correlation id and the bytes between it and the records' length, which is so
+        # many bytes behind the beginning of the request.
+        self._readers: dict[int, Callable[[memoryview, int], tuple[int, int, bytes]]] = {}
+        self._known: dict[bytes, _Repeated] = {}
+        self._answers: list[tuple[_Repeated, int, bytearray]] = []
+        self.reply: Reply | None = None
 
-    def append(self, records: memoryview) -> Reply | None:
-        """Append the records of one more. None: nothing was appended, and the request has to be read."""
-        context, partition = self._context, self.partition
-        if partition.closed or not context.allows(Operation.WRITE, Resource.TOPIC, partition.topic):
+    def take(self, data: memoryview, begin: int, stop: int) -> Reply | None:
+        """Append the records of the request `data[begin:stop]`, and return its reply.
+
+        It is the last one, now with one more answer, if both have the same flush. None: nothing was appended,
+        and the request has to be read.
+        """
+        for length, read in self._readers.items():
+            at = begin + length
+            if stop - at > HEADER_BYTES:
+                api, correlation_id, before = read(data, begin)
+                repeated = self._known.get(before)
+                if repeated is not None and api == self._api:
+                    break
+        else:
+            return None
+        _, partition, template = repeated
+        context, services = self._context, self._context.services
+        records = records_after(data, at, stop, self._version)
+        if partition.closed:
+            del self._known[before]
+            return None
+        if records is None or (
+            services.authorizer is not None
+            and not context.allows(Operation.WRITE, Resource.TOPIC, partition.topic)
+        ):
             return None
         log, now_ms = partition.log, int(time.time() * 1000)
-        offset, append_time_ms = log.append_plain(records, now_ms=now_ms), -1
+        offset, append_time_ms = log.append_plain(records, now_ms), -1
         if offset is None:
             result = _append_at_once(context, partition, records, now_ms)
             if result is None or result.error:
                 return None
             offset, append_time_ms = result.base_offset, result.log_append_time_ms
-        flush = context.services.group_commit.add(partition, len(records))
-        response = self._template.filled(offset, append_time_ms, log.log_start_offset)
-        return Reply(flush=flush, after_flush=partial(self._unless_failed, flush, response))
+        flush = services.group_commit.add(partition, len(records))
+        answer = template.filled(correlation_id, offset, append_time_ms, log.log_start_offset)
+        reply = self.reply
+        if reply is None or reply.flush is not flush:
+            self._answers = []
+            after_flush = partial(_joined, context, flush, self._answers)
+            reply = self.reply = Reply(flush=flush, after_flush=after_flush, requests=0)
+        reply.requests += 1
+        self._answers.append((repeated, correlation_id, answer))
+        return reply
 
-    def _unless_failed(self, flush: Flush, response: bytearray) -> bytearray:
-        """Return the response after a flush in which a partition failed."""
-        error = flush.failed.get(self.partition)
+    def remember(self, body: memoryview, repeated: _Repeated, records: memoryview) -> None:
+        """Remember a request that was read, and may be repeated with other records."""
+        header, version = self._context.header, self._version
+        at = records_length_at(len(body), len(records), version)
+        if records_after(body, at, len(body), version) != records:
+            return
+        before = header + bytes(body[:at])
+        if len(self._known) >= _MOST_REPEATED or len(self._readers) >= _MOST_READERS:
+            self._known.clear()
+            self._readers.clear()
+        self._readers[CLIENT_ID_AT + len(before)] = Struct(f">Ii{len(before)}s").unpack_from
+        self._known[before] = repeated
+
+
+def _joined(
+    context: RequestContext, flush: Flush, answers: list[tuple[_Repeated, int, bytearray]]
+) -> bytearray:
+    """Return the answers, whole frames, after a flush in which partitions may have failed."""
+    frames = bytearray()
+    for (topic, partition, _), correlation_id, answer in answers:
+        error = flush.failed.get(partition) if flush.failed else None
         if error is None:
-            return response
-        result = _failed(self.partition.index, ErrorCode.kafka_storage_error, str(error))
-        _count_error(self._context, result)
-        return write_produce_response([(self._topic, [result])], self._context.api_version)
+            frames += answer
+            continue
+        result = _failed(partition.index, ErrorCode.kafka_storage_error, str(error))
+        _count_error(context, result)
+        frames += write_produce_frame(topic, result, context.api_version, correlation_id)
+    answers.clear()
+    return frames
 
 
 def _produce(context: RequestContext, body: memoryview) -> Reply:
-    divided = divide_produce_request(body, context.api_version)
-    if divided is not None:
-        repeated: _Repeated | None = context.remembered.get(divided[0])
-        if repeated is not None:
-            response = repeated.append(divided[1])
-            if response is not None:
-                return response
-            if repeated.partition.closed:
-                del context.remembered[divided[0]]
     try:
         request = read_produce_request(body, context.api_version, _FEW_ELEMENTS)
     except TooManyElements:
@@ -164,8 +223,7 @@ def _produce(context: RequestContext, body: memoryview) -> Reply:
         if compute is not None:
             rest = chain((compute,), steps)
             return Reply(later=_append_rest(context, produce, rest), keeps_request=True)
-    if divided is not None:
-        produce.remember(*divided)
+    produce.remember(body)
     return produce.answer()
 
 
@@ -300,19 +358,21 @@ class _Produce:
             return (yield from _append(context, transactional_id, partition, records, now_ms))
         return _failed(partition.index, *_outside(context, error, f"{transactional_id!r}"))
 
-    def remember(self, before: bytes, records: memoryview) -> None:
-        """Remember a request that may be repeated, which divides into `before` and the records."""
-        request = self._request
+    def remember(self, body: memoryview) -> None:
+        """Remember the request, whose bytes are `body`, if it may be repeated with other records."""
+        request, context = self._request, self._context
         if request.transactional_id is not None or not request.acks or len(self._appended) != 1:
             return
         [(topic, partitions)] = request.topics
-        if len(partitions) != 1 or partitions[0][1] != records:
+        records = partitions[0][1]
+        if len(partitions) != 1 or records is None:
             return
         partition, [result], _ = self._appended[0]
-        remembered = self._context.remembered
-        if len(remembered) >= _MOST_REPEATED:
-            remembered.clear()
-        remembered[before] = _Repeated(self._context, topic, partition, result)
+        template = ResponseTemplate(topic, result, context.api_version)
+        lane: Lane | None = context.remembered.get(LANE)
+        if lane is None:
+            lane = context.remembered[LANE] = Lane(context)
+        lane.remember(body, _Repeated(topic, partition, template), records)
 
     def answer(self) -> Reply:
         """Return the response, for when the records are written."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from io import BytesIO
+from struct import pack
 from typing import Any
 from uuid import NAMESPACE_DNS, UUID, uuid5
 
@@ -22,8 +23,9 @@ from kmr.broker.protocol.produce_frames import (
     PartitionResult,
     ResponseTemplate,
     TopicKey,
-    divide_produce_request,
     read_produce_request,
+    records_after,
+    records_length_at,
     write_produce_response,
 )
 
@@ -72,13 +74,11 @@ def test_requests_of_every_version_are_read(
     request = read_produce_request(body, version)
     if transactional_id is None and [len(parts) for _, parts in topics] == [1] and named[0]:
         records = topics[0][1][0][1]
-        divided = divide_produce_request(body, version)
-        if records and len(topics[0][0].encode()) < 127:
-            assert divided is not None
-            assert body.tobytes().startswith(divided[0])
-            assert divided[1] == records
-        else:
-            assert divided is None or bytes(divided[1]) != records
+        if records:
+            at = records_length_at(len(body), len(records), version)
+            found = [records_after(body, each, len(body), version) for each in (at, at + 1)]
+            assert found[0] == memoryview(records)
+            assert found[1] != memoryview(records)
     assert (request.transactional_id, request.acks, request.timeout_ms) == (
         transactional_id,
         -1,
@@ -178,7 +178,8 @@ def test_responses_about_one_partition_differ_in_their_offsets_only(
     [key] = keys(version, [name])
     template = ResponseTemplate(key, PartitionResult(index, 0, 1, 2, 3), version)
     result = PartitionResult(index, 0, base_offset, append_time, log_start)
-    for _ in range(2):
-        assert template.filled(base_offset, append_time, log_start) == write_produce_response(
-            [(key, [result])], version
-        )
+    for correlation_id in (1, 2**31 - 1):
+        frame = template.filled(correlation_id, base_offset, append_time, log_start)
+        body = write_produce_response([(key, [result])], version)
+        header = pack(">ii", len(frame) - 4, correlation_id) + b"\0" * (version >= 9)
+        assert frame == header + body
