@@ -178,11 +178,11 @@ class Lane:
         self._answers.append((repeated, correlation_id, answer))
         return reply
 
-    def remember(self, body: memoryview, repeated: _Repeated, records: memoryview) -> None:
+    def remember(self, body: memoryview, repeated: _Repeated, records_bytes: int) -> None:
         """Remember a request that was read, and may be repeated with other records."""
         header, version = self._context.header, self._version
-        at = records_length_at(len(body), len(records), version)
-        if records_after(body, at, len(body), version) != records:
+        at = records_length_at(len(body), records_bytes, version)
+        if records_after(body, at, len(body), version) is None:
             return
         before = header + bytes(body[:at])
         if len(self._known) >= _MOST_REPEATED or len(self._readers) >= _MOST_READERS:
@@ -363,16 +363,15 @@ class _Produce:
         request, context = self._request, self._context
         if request.transactional_id is not None or not request.acks or len(self._appended) != 1:
             return
-        [(topic, partitions)] = request.topics
-        records = partitions[0][1]
-        if len(partitions) != 1 or records is None:
+        if [len(partitions) for _, partitions in request.topics] != [1]:
             return
+        [(topic, [(_, records)])] = request.topics
         partition, [result], _ = self._appended[0]
         template = ResponseTemplate(topic, result, context.api_version)
         lane: Lane | None = context.remembered.get(LANE)
         if lane is None:
             lane = context.remembered[LANE] = Lane(context)
-        lane.remember(body, _Repeated(topic, partition, template), records)
+        lane.remember(body, _Repeated(topic, partition, template), len(records or b""))
 
     def answer(self) -> Reply:
         """Return the response, for when the records are written."""
