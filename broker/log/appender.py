@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .producers import ProducerError, read_marker, restore_producers, save_producers
+from .recent_batches import RecentBatches
 from .records import NO_TIMESTAMP, InvalidBatch, plain_batch, stamp_append_time, stamp_offset
 from .results import Appended, LogFailed
 from .segment import Segment
@@ -31,6 +32,7 @@ class Appender:
         producers: the idempotent producers, as of `next_offset`.
         broken: why nothing can be written until the log is opened again, "" while it can.
         pending_bytes: bytes that were appended and are not written yet.
+        recent: where the newest batches are, those that are pending included.
         closed: whether `close` or `discard` was called.
     """
 
@@ -46,6 +48,7 @@ class Appender:
         self._written_offset = next_offset
         self._pending: list[memoryview | bytearray] = []
         self.pending_bytes = 0
+        self.recent = RecentBatches()
         self._failed_write = ""  # why a write failed, until `flush_pending` reports it
         now_ms = int(time.time() * 1000)
         self._active_since_ms = segments.active.first_timestamp(now_ms)
@@ -148,6 +151,7 @@ class Appender:
                     batch, first_offset=offset, timestamp=timestamp, now_ms=now_ms
                 )
             index.add(offset, end + batch.position, timestamp, interval)
+            self.recent.add(offset, end + batch.position)
             offset += batch.last_offset_delta + 1
         self.next_offset = offset
         self._pending.append(data)
@@ -197,6 +201,7 @@ class Appender:
             raise LogFailed(f"{directory}: no new segment can begin: {error}") from error
         self._segments.add(active)
         self._active = active
+        self.recent.clear()
         self._durability.wrote(active, self.next_offset)
 
     def roll_if_older(self, since_ms: int) -> None:
@@ -263,6 +268,7 @@ class Appender:
         self._failed_write = f"{active.path}: {error.strerror or error}; nothing was appended"
         self.next_offset = self._written_offset
         active.index.cut(self._written_index)
+        self.recent.cut(self._written_offset)
         self.producers.undo(self._written_offset)
         try:
             active.truncate(active.size)

@@ -17,9 +17,9 @@ from .appender import Appender
 from .disk_work import do_now
 from .durability import Durability
 from .durable_files import DELETED, UNSYNCED_FILE
-from .records import parse_header
+from .records import first_batches, parse_header
 from .recovery import recover
-from .results import LogFailed, OffsetNotInLog, ReadResult
+from .results import LogFailed, OffsetOutOfRange, ReadResult, Span
 from .segments import Segments
 from .swap import commit_swap, discard_swap, finish_swap
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .producers import ProducerStates
     from .records import BatchHeader
     from .recovery import Recovered
-    from .results import Appended, ReadSpan
+    from .results import Appended
     from .segment import Segment
 
 
@@ -211,18 +211,35 @@ class PartitionLog:
 
     # -- read --------------------------------------------------------------------------------------
 
-    def read_into(self, offset: int, buffer: memoryview) -> ReadSpan:
+    def read_into(self, offset: int, buffer: memoryview, limit: int | None = None) -> Span:
         """Fill `buffer` with whole batches, beginning with the one that contains `offset`.
 
-        It may stop early, at the end of a segment. It skips leading batches without records, which
-        compaction leaves, when nothing else would be read.
+        It may stop early, at the end of a segment, and stops at the offset `limit`, at which a batch ends. It
+        skips leading batches without records, which compaction leaves, when nothing else would be read.
 
         Raises:
             OffsetNotInLog: `offset` is neither in the log nor its end.
             LogCorrupt: the batch is damaged; the message names file and position.
         """
-        self._appender.write_pending()
-        return self._segments.read_into(offset, self._appender.next_offset, buffer)
+        appender, segments = self._appender, self._segments
+        appender.write_pending()
+        end_offset = appender.next_offset
+        if limit is None or limit > end_offset:
+            limit = end_offset
+        if segments.log_start_offset <= offset < limit:
+            active = segments.active
+            recent = appender.recent.find(offset, limit, len(buffer), active.size)
+            if recent is not None:
+                position, end, first_offset, next_offset = recent
+                active.fill(buffer[: end - position], position)
+                return Span(end - position, first_offset, next_offset)
+        span = segments.read_into(offset, end_offset, buffer)
+        if span.next_offset <= limit:
+            return span
+        size, next_offset = first_batches(
+            buffer[: span.size], lambda each: each.next_offset <= limit
+        )
+        return Span(size, span.first_offset, next_offset or offset)
 
     def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
         """Read like `read_into`, into new memory.

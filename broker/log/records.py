@@ -43,6 +43,7 @@ _EXTENT: Final = struct.Struct(">qiibIhi")
 _PLACE: Final = struct.Struct(">qii")  # base offset, length, leader epoch
 _OFFSET: Final = struct.Struct(">q")
 _EPOCH: Final = struct.Struct(">i")
+_COUNT: Final = struct.Struct(">i")
 _CRC: Final = struct.Struct(">I")
 _ATTRIBUTES: Final = struct.Struct(">h")
 _MAGIC: Final = 2
@@ -51,6 +52,7 @@ _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
 _ATTRIBUTES_AT: Final = CRC_START
 _MAX_TIMESTAMP_AT: Final = 35
+_COUNT_AT: Final = 57
 _CODEC_MASK: Final = 0x07
 _LAST_CODEC: Final = max(CODECS.values())
 _LOG_APPEND_TIME: Final = 0x08
@@ -202,6 +204,24 @@ def parse_header(data: memoryview | bytearray | bytes, position: int = 0) -> Bat
     if header.last_offset_delta < 0:
         raise CorruptBatch(f"impossible last offset delta {header.last_offset_delta}")
     return header
+
+
+def first_batches(data: memoryview, fits: Callable[[BatchHeader], bool]) -> tuple[int, int]:
+    """Return the size of the first batches in `data` that fit, and the offset after them; 0, 0 for none."""
+    position = offset = 0
+    while position < len(data) and fits(header := parse_header(data, position)):
+        position, offset = header.end, header.next_offset
+    return position, offset
+
+
+def has_records(data: memoryview) -> bool:
+    """Whether any of the batches in `data` has a record; false if there is no batch."""
+    position = 0
+    while position < len(data):
+        if _COUNT.unpack_from(data, position + _COUNT_AT)[0]:
+            return True
+        position += _PREFIX_BYTES + _COUNT.unpack_from(data, position + _OFFSET.size)[0]
+    return False
 
 
 def whole_batches(data: memoryview, base_offset: int) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -61,8 +60,7 @@ class Appended(NamedTuple):
     duplicate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSpan:
+class Span(NamedTuple):
     """The whole batches that `read_into` put into the buffer.
 
     They take `size` bytes and end before `next_offset`. The first one contains the requested offset, or
@@ -76,8 +74,7 @@ class ReadSpan:
     needed_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult:
+class ReadResult(NamedTuple):
     """Whole batches with the offsets `first_offset` to `next_offset` (exclusive), possibly none.
 
     `first_offset` is the first batch's, so it may be below the requested offset.

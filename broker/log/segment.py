@@ -368,6 +368,10 @@ class Segment:
         self._ends[next_offset] = position + at
         return ReadSpan(at, first_offset, next_offset)
 
+    def fill(self, buffer: memoryview, position: int) -> None:
+        """Read all of `buffer` from the file. Raises `LogCorrupt`, OSError."""
+        self._pread(buffer, position)
+
     def batch_at(self, offset: int) -> BatchHeader:
         """Return the header of the batch that contains `offset`; raises `LogCorrupt` if there is none."""
         base_offset, position = self.index.position_before(offset)

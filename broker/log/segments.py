@@ -7,8 +7,8 @@ import contextlib
 import itertools
 from typing import TYPE_CHECKING, Final
 
-from .records import HEADER_BYTES, parse_header
-from .results import OffsetNotInLog, ReadSpan
+from .records import HEADER_BYTES, has_records
+from .results import OffsetOutOfRange, Span
 from .segment import Segment, segment_path
 from .swap import swap_path
 
@@ -79,7 +79,7 @@ class Segments:
             span = segment.read_into(offset, buffer)
             if span.needed_bytes == HEADER_BYTES:
                 offset = segment.batch_at(offset).next_offset
-            elif _have_no_records(buffer[: span.size]):
+            elif span.size and not has_records(buffer[: span.size]):
                 offset = span.next_offset
             else:
                 return span
@@ -184,14 +184,3 @@ class Segments:
             if old is not but and old is not self._swapping and not self._must_stay_open(old):
                 old.release()
                 self._open_old.remove(old)
-
-
-def _have_no_records(batches: memoryview) -> bool:
-    """Whether there are batches and none of them has a record."""
-    position = 0
-    while position < len(batches):
-        header = parse_header(batches, position)
-        if header.record_count:
-            return False
-        position = header.end
-    return position > 0

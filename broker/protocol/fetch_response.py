@@ -8,7 +8,7 @@ Version 5 added the log start offset, 7 sessions, 11 the preferred replica, 12 c
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from .cursor import uvarint_bytes
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from .produce_frames import TopicKey
 
+
+Shown: TypeAlias = tuple[int, int, int]
+"""What a response says about a partition: high watermark, last stable offset, log start offset."""
 
 ABORTED_TRANSACTION_BYTES = 17
 """The largest size of one entry in the list of aborted transactions."""
@@ -48,14 +51,17 @@ _TOPIC_OVERHEAD = 16
 _PARTITION_OVERHEAD = 64
 _NO_PREFERRED_REPLICA = -1
 _ID_BYTES = 16
+_LETTER = 4  # bytes of UTF-8 at most
 
 
-def fetch_response_overhead(names: Sequence[TopicKey], partitions: int) -> int:
+def fetch_response_overhead(
+    topics: Sequence[tuple[TopicKey, Sequence[object]]], partitions: int
+) -> int:
     """Return an upper bound of the bytes of a response that are not records."""
-    encoded = sum(_ID_BYTES if isinstance(name, UUID) else len(name.encode()) for name in names)
-    return (
-        _FIXED_OVERHEAD + len(names) * _TOPIC_OVERHEAD + encoded + partitions * _PARTITION_OVERHEAD
-    )
+    size = _FIXED_OVERHEAD + partitions * _PARTITION_OVERHEAD
+    for name, _ in topics:
+        size += _TOPIC_OVERHEAD + (_ID_BYTES if isinstance(name, UUID) else _LETTER * len(name))
+    return size
 
 
 class FetchResponseWriter:
@@ -98,15 +104,8 @@ class FetchResponseWriter:
         self.position += len(encoded)
         self._count(partitions)
 
-    def partition(
-        self,
-        index: int,
-        *,
-        high_watermark: int,
-        last_stable_offset: int,
-        log_start_offset: int,
-        read_committed: bool = False,
-    ) -> None:
+    def partition(self, index: int, shown: Shown, *, read_committed: bool = False) -> None:
+        high_watermark, last_stable_offset, log_start_offset = shown
         fields = (index, 0, high_watermark, last_stable_offset)
         # Aborted transactions: a list for read_committed, else null.
         aborted = 0 if read_committed else -1
@@ -127,14 +126,13 @@ class FetchResponseWriter:
     def empty_partition(
         self,
         index: int,
+        shown: Shown = (-1, -1, -1),
         *,
         error: int = 0,
-        high_watermark: int = -1,
-        last_stable_offset: int = -1,
-        log_start_offset: int = -1,
         read_committed: bool = False,
     ) -> None:
         """Write a partition with empty records rather than null, which not every client understands."""
+        high_watermark, last_stable_offset, log_start_offset = shown
         fields = (index, error, high_watermark, last_stable_offset)
         if self._compact:
             aborted = 1 if read_committed else 0

@@ -13,14 +13,15 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from uuid import UUID
 
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
 
 from ...authorization.rules import Operation, Resource
-from ...log.records import parse_header
+from ...log.records import first_batches, parse_header
 from ...log.results import LogError
 from ...protocol.fetch_request import (
     FINAL_EPOCH,
@@ -41,14 +42,14 @@ from .fetch_sessions import Resting, are_resting
 from .long_poll import Lacking, LongPoll
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
-    from ...log.records import BatchHeader
     from ...protocol.fetch_request import FetchFrame, FetchPartition
+    from ...protocol.fetch_response import Shown
     from ...protocol.produce_frames import TopicKey
     from ...topics.topic import Partition
     from ..api import RequestContext
-    from .fetch_sessions import FetchSession, Shown, Topics
+    from .fetch_sessions import FetchSession, Topics
 
 _READER = b"reader"
 _IDLE = b"idle"
@@ -56,6 +57,10 @@ _MANY_PARTITIONS = 10  # to look up costs more than to remember them
 _FIRST_WITH_IDS = 13
 _READ_COMMITTED = 1
 _FEW_PARTITIONS = 500  # are looked up in one turn
+_SLICE_PARTITIONS = 20  # of others
+
+
+T = TypeVar("T")
 
 
 class _Wanted(NamedTuple):
@@ -77,28 +82,13 @@ _Topics = Sequence[tuple["TopicKey", Sequence[_Wanted]]]
 class _Found:
     """The partitions of a request as they are now; `wanted_bytes` of records are wanted at most."""
 
-    __slots__ = ("has_errors", "has_records", "partitions", "topics", "wanted_bytes")
+    __slots__ = ("has_errors", "partitions", "topics", "wanted_bytes")
 
     def __init__(self) -> None:
         self.topics: list[tuple[TopicKey, list[_Wanted]]] = []
         self.partitions: list[Partition] = []
-        self.has_records = False
         self.has_errors = False
         self.wanted_bytes = 0
-
-
-class _Added(NamedTuple):
-    """What one partition adds to a response.
-
-    `size`: bytes of its records and of its list of aborted transactions. `has_more`: the limits left records
-    out. `needed_bytes`: nothing was added, because the first batch of the response needs so many bytes.
-    `shown`: what else the response says; None for an error.
-    """
-
-    size: int = 0
-    has_more: bool = False
-    needed_bytes: int = 0
-    shown: Shown | None = None
 
 
 class _Idle(NamedTuple):
@@ -120,9 +110,13 @@ class _Filling:
     Attributes:
         added: bytes and number of offsets of each partition with records.
         errors: the error codes of partitions.
-        said: what the response says of each partition.
-        size, has_more, needed_bytes: sums over the partitions so far (see `_Added`).
+        said: what the response says of each partition of a session, None for an error, and whether it has
+            records.
+        size: bytes of records, and of lists of aborted transactions.
+        has_more: whether limits left records out.
     """
+
+    __slots__ = ("added", "buffer", "errors", "has_more", "said", "size", "writer")
 
     def __init__(
         self, buffer: memoryview, version: int, topics: int, session: FetchSession | None
@@ -132,10 +126,9 @@ class _Filling:
         self.writer = FetchResponseWriter(buffer, version, topics, session_id=session_id)
         self.added: list[tuple[Partition, int, int]] = []
         self.errors: list[int] = []
-        self.said: list[tuple[TopicKey, int, _Added]] = []
+        self.said: list[tuple[TopicKey, int, Shown | None, bool]] = []
         self.size = 0
         self.has_more = False
-        self.needed_bytes = 0
 
 
 def _fetch(context: RequestContext, body: memoryview) -> Reply:
@@ -173,7 +166,7 @@ class Fetch:
 
     Attributes:
         buffers: the pool that its response is from.
-        deadline: when to respond with what there is (the loop's time).
+        deadline: when to respond with what there is (monotonic seconds, the loop's time).
         out_of_time: whether that time has come.
     """
 
@@ -197,10 +190,9 @@ class Fetch:
         self._partitions = 0
         for _, partitions in self._topics:
             self._partitions += len(partitions)
-        self._overhead = fetch_response_overhead([key for key, _ in self._topics], self._partitions)
-        wait = request.max_wait_ms / 1000
-        self.deadline = asyncio.get_running_loop().time() + wait
-        self.out_of_time = wait <= 0
+        self._overhead = fetch_response_overhead(self._topics, self._partitions)
+        self.deadline = monotonic() + request.max_wait_ms / 1000
+        self.out_of_time = request.max_wait_ms <= 0
         self._buffer: memoryview | None = None
         self._result: Reply | Lacking = Lacking()
         self._idle = idle
@@ -216,7 +208,8 @@ class Fetch:
         request, sessions = self._request, self._context.services.fetch_sessions
         by_id = self._version >= _FIRST_WITH_IDS
         if not self._is_incremental:
-            sessions.end(request.session_id)
+            if request.session_id:
+                sessions.end(request.session_id)
             if request.session_epoch == INITIAL_EPOCH and self._exist_and_are_readable():
                 self._session = sessions.create(request.topics, by_id=by_id)
             return
@@ -308,8 +301,14 @@ class Fetch:
                 self._result = self.answer_without_news()
             else:
                 found = _Found()
-                yield from self._look_up(found)
-                if self._suffices(found, 0) or found.has_records:
+                for key, wanted in self._topics:
+                    topic: list[_Wanted] = []
+                    found.topics.append((key, topic))
+                    existing, refusal = self._readable(key)
+                    for some in _slices(wanted):
+                        self._look_up(found, topic, some, existing, refusal)
+                        yield
+                if found.wanted_bytes or self._suffices(found, 0):
                     yield from self._read_records(found)
                 else:
                     self._result = Lacking(found.partitions, self._request.min_bytes)
@@ -336,23 +335,24 @@ class Fetch:
 
     # -- looking up --------------------------------------------------------------------------------
 
-    def _look_up(self, found: _Found) -> Generator[None]:
-        """Find the partitions of the request, one at each step."""
-        for key, partitions in self._topics:
-            topic: list[_Wanted] = []
-            found.topics.append((key, topic))
-            existing, refusal = self._readable(key)
-            for each in partitions:
-                wanted = self._wanted(each, existing, refusal)
-                topic.append(wanted)
-                if wanted.partition is not None:
-                    found.partitions.append(wanted.partition)
-                if wanted.error:
-                    found.has_errors = True
-                elif wanted.has_records:
-                    found.has_records = True
-                    found.wanted_bytes += max(wanted.max_bytes, 0)
-                yield
+    def _look_up(
+        self,
+        found: _Found,
+        topic: list[_Wanted],
+        partitions: Sequence[FetchPartition],
+        existing: Sequence[Partition],
+        refusal: ErrorCode,
+    ) -> None:
+        """Find some partitions of a topic, of which these exist."""
+        for each in partitions:
+            wanted = self._wanted(each, existing, refusal)
+            topic.append(wanted)
+            if wanted.partition is not None:
+                found.partitions.append(wanted.partition)
+            if wanted.error:
+                found.has_errors = True
+            elif wanted.has_records:
+                found.wanted_bytes += max(wanted.max_bytes, 1)
 
     def _readable(self, key: TopicKey) -> tuple[Sequence[Partition], ErrorCode]:
         """Return a topic's partitions, and an error if the client may not read them."""
@@ -378,14 +378,10 @@ class Fetch:
         start, end = partition.log.log_start_offset, partition.high_watermark
         stable = partition.last_stable_offset
         limit = stable if self._read_committed else end
-        shown = (end, stable, start)
-        if not start <= offset <= end:
-            error = ErrorCode.offset_out_of_range
-            return _Wanted(index, offset, max_bytes, partition, error, limit, False, shown)  # noqa: FBT003
-        has_records = offset < limit
-        return _Wanted(
-            index, offset, max_bytes, partition, ErrorCode.none, limit, has_records, shown
-        )
+        error = ErrorCode.none if start <= offset <= end else ErrorCode.offset_out_of_range
+        shown = end, stable, start
+        has_records = not error and offset < limit
+        return _Wanted(index, offset, max_bytes, partition, error, limit, has_records, shown)
 
     def _resting(self) -> Sequence[Resting]:
         """Return the partitions if the client knows all of them, and nothing has changed."""
@@ -430,7 +426,7 @@ class Fetch:
     # -- reading -----------------------------------------------------------------------------------
 
     def _read_records(self, found: _Found) -> Generator[None]:
-        """Read records into a buffer that the first batch fits into, one partition at each step."""
+        """Read records into a buffer that the first batch fits into, some partitions at each step."""
         news = self._news(found.topics)
         size = self._overhead + min(found.wanted_bytes, max(self._max_bytes - self._overhead, 0))
         while True:
@@ -439,61 +435,55 @@ class Fetch:
                 self._result = Lacking(buffer_bytes=size)
                 return
             filling = _Filling(buffer, self._version, len(news), self._session)
-            yield from self._fill(filling, news)
-            if not filling.needed_bytes:
+            needed_bytes = 0
+            for key, partitions in news:
+                filling.writer.topic(key, len(partitions))
+                for some in _slices(partitions):
+                    needed_bytes = needed_bytes or self._fill(filling, key, some)
+                    yield
+                filling.writer.end_topic()
+            if not needed_bytes:
                 break
-            size = filling.needed_bytes + self._overhead
+            size = needed_bytes + self._overhead
         if filling.has_more or self._suffices(found, filling.size):
             self._buffer = None
             self._result = self._counted(filling, found.topics)
         else:
             self._result = Lacking(found.partitions, self._request.min_bytes - filling.size)
 
-    def _fill(self, filling: _Filling, topics: _Topics) -> Generator[None]:
-        """Write the response, one partition at each step; end early if the buffer is too small."""
-        room = len(filling.buffer) - self._overhead
-        for key, partitions in topics:
-            filling.writer.topic(key, len(partitions))
-            for wanted in partitions:
-                added = self._fill_partition(filling, wanted, room)
-                if added.needed_bytes:
-                    filling.needed_bytes = added.needed_bytes
-                    return
-                filling.size += added.size
-                filling.has_more = filling.has_more or added.has_more
-                if self._session is not None:
-                    filling.said.append((key, wanted.partition_index, added))
-                yield
-            filling.writer.end_topic()
+    def _fill(self, filling: _Filling, key: TopicKey, partitions: Sequence[_Wanted]) -> int:
+        """Write partitions; return 0, or what the first batch of the response needs in a larger buffer."""
+        for wanted in partitions:
+            size, errors = filling.size, len(filling.errors)
+            if wanted.error or wanted.partition is None:
+                self._no_records(filling, wanted)
+            elif not wanted.has_records:
+                filling.writer.empty_partition(
+                    wanted.partition_index, wanted.shown, read_committed=self._read_committed
+                )
+            elif needed_bytes := self._fill_partition(filling, wanted, wanted.partition):
+                return needed_bytes
+            if self._session is not None:
+                shown = wanted.shown if len(filling.errors) == errors else None
+                has_records = filling.size > size
+                filling.said.append((key, wanted.partition_index, shown, has_records))
+        return 0
 
-    def _fill_partition(self, filling: _Filling, wanted: _Wanted, room: int) -> _Added:
-        """Add one partition to the response; its first batch ignores the limits."""
+    def _fill_partition(self, filling: _Filling, wanted: _Wanted, partition: Partition) -> int:
+        """Write a partition with records; the first batch of the response ignores the limits."""
         writer, size = filling.writer, filling.size
-        partition = wanted.partition
-        if partition is None or wanted.error:
-            self._no_records(filling, wanted)
-            return _Added()
-        start = writer.position
-        high_watermark, last_stable_offset, log_start_offset = wanted.shown
-        write = writer.partition if wanted.has_records else writer.empty_partition
-        write(
-            wanted.partition_index,
-            high_watermark=high_watermark,
-            last_stable_offset=last_stable_offset,
-            log_start_offset=log_start_offset,
-            read_committed=self._read_committed,
-        )
-        if not wanted.has_records:
-            return _Added(shown=wanted.shown)
-        limit = max(0, min(wanted.max_bytes, self._max_bytes - size, room - size))
+        offset, limit = wanted.offset, wanted.limit
+        start, room = writer.position, len(filling.buffer) - self._overhead
+        writer.partition(wanted.partition_index, wanted.shown, read_committed=self._read_committed)
+        most_bytes = max(0, min(wanted.max_bytes, self._max_bytes - size, room - size))
         try:
-            records = writer.begin_records(limit)
-            span = partition.log.read_into(wanted.offset, records)
-            if span.needed_bytes and not size:
-                if span.needed_bytes > room:
-                    return _Added(needed_bytes=span.needed_bytes)
-                records = writer.begin_records(span.needed_bytes)
-                span = partition.log.read_into(wanted.offset, records)
+            records = writer.begin_records(most_bytes)
+            added, _, end, needed_bytes = partition.log.read_into(offset, records, limit)
+            if needed_bytes and not size:
+                if needed_bytes > room:
+                    return needed_bytes
+                records = writer.begin_records(needed_bytes)
+                added, _, end, _ = partition.log.read_into(offset, records, limit)
         except (LogError, OSError) as error:
             writer.position = start
             code = (
@@ -502,27 +492,27 @@ class Fetch:
                 else read_error(partition, error)
             )
             self._no_records(filling, wanted._replace(error=code))
-            return _Added()
-        added = span.size
-        if span.next_offset > wanted.limit:
-            added, _ = _first(records[:added], lambda batch: batch.next_offset <= wanted.limit)
-        has_more = span.next_offset < wanted.limit
-        end = min(span.next_offset, wanted.limit) if added else wanted.offset
-        aborted = self._aborted(partition, wanted.offset, end)
+            return 0
+        aborted: Sequence[tuple[int, int]] = ()
+        if self._read_committed and added:
+            found = partition.log.producers.aborted.between(offset, end)
+            aborted = [(each.producer_id, each.first_offset) for each in found]
         list_bytes = len(aborted) and (len(aborted) + 1) * ABORTED_TRANSACTION_BYTES
         if size + added + list_bytes > room:
             needed_bytes = parse_header(records).size + list_bytes
             rest = room - size - list_bytes
-            added, end = _first(records[:added], lambda batch: batch.end <= rest)
-            has_more = True
+            added, end = first_batches(records[:added], lambda batch: batch.end <= rest)
             if not added:
                 if not size:
-                    return _Added(needed_bytes=needed_bytes)
-                aborted, list_bytes = [], 0
+                    return needed_bytes
+                aborted, list_bytes = (), 0
         writer.end_records(added, aborted)
+        filling.size += added + list_bytes
+        if not added or end < limit:
+            filling.has_more = True
         if added:
-            filling.added.append((partition, added, end - wanted.offset))
-        return _Added(added + list_bytes, has_more, shown=wanted.shown)
+            filling.added.append((partition, added, end - offset))
+        return 0
 
     def _counted(self, filling: _Filling, topics: _Topics) -> Reply:
         """Return the response, which is sent now; count its records and errors, note what is known then."""
@@ -534,8 +524,8 @@ class Fetch:
         session = self._session
         response = filling.writer.end()
         if session is not None:
-            for key, index, added in filling.said:
-                session.responded(key, index, added.shown, has_records=added.size > 0)
+            for key, index, shown, has_records in filling.said:
+                session.responded(key, index, shown, has_records=has_records)
             if resting := self._without_news(topics):
                 session.rest(resting)
         elif self._body and (resting := self._without_news(topics)):
@@ -559,13 +549,6 @@ class Fetch:
         buffer[: len(response)] = response
         return Reply(buffer[: len(response)], partial(self.buffers.put, buffer))
 
-    def _aborted(self, partition: Partition, offset: int, end: int) -> list[tuple[int, int]]:
-        """Return producer id and first offset of aborted transactions from `offset` to `end` (exclusive)."""
-        if not self._read_committed or offset == end:
-            return []
-        found = partition.log.producers.aborted.between(offset, end)
-        return [(each.producer_id, each.first_offset) for each in found]
-
     def _no_records(self, filling: _Filling, wanted: _Wanted) -> None:
         filling.errors.append(int(wanted.error))
         filling.writer.empty_partition(
@@ -587,12 +570,11 @@ class Fetch:
         return Reply(writer.end(), partial(self.buffers.put, buffer))
 
 
-def _first(records: memoryview, fits: Callable[[BatchHeader], bool]) -> tuple[int, int]:
-    """Return the size of the first batches that fit, and the offset after them."""
-    position = offset = 0
-    while position < len(records) and fits(header := parse_header(records, position)):
-        position, offset = header.end, header.next_offset
-    return position, offset
+def _slices(partitions: Sequence[T]) -> Sequence[Sequence[T]]:
+    if len(partitions) <= _SLICE_PARTITIONS:
+        return (partitions,)
+    starts = range(0, len(partitions), _SLICE_PARTITIONS)
+    return [partitions[at : at + _SLICE_PARTITIONS] for at in starts]
 
 
 FETCH = RawApi("Fetch", min_version=4, max_version=18, handler=_fetch)

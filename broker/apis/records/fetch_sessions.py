@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...protocol.fetch_request import FetchPartition
+    from ...protocol.fetch_response import Shown
     from ...protocol.produce_frames import TopicKey
     from ...topics.topic import Partition
 
@@ -34,10 +35,6 @@ MOST_PARTITIONS: Final = 200_000
 _LARGEST = 2**31 - 1
 
 Topics: TypeAlias = "Sequence[tuple[TopicKey, Sequence[FetchPartition]]]"
-
-
-Shown: TypeAlias = tuple[int, int, int]
-"""What a response said about a partition: high watermark, last stable offset, log start offset."""
 
 
 class Resting(NamedTuple):

@@ -46,19 +46,14 @@ def test_responses_of_every_version_are_understood(
     records = [data for _, parts in topics for _, data, _, _ in parts]
     spare = [more for _, parts in topics for _, _, more, _ in parts]
     lists = [len(aborted) + 1 for _, parts in topics for *_, aborted in parts]
-    size = fetch_response_overhead(names, len(records)) + sum(map(len, records)) + max([0, *spare])
+    size = fetch_response_overhead([(name, ()) for name in names], len(records))
+    size += sum(map(len, records)) + max([0, *spare])
     size += sum(lists) * ABORTED_TRANSACTION_BYTES
     writer = FetchResponseWriter(memoryview(bytearray(size)), version, len(topics))
     for name, (_, parts) in zip(names, topics, strict=True):
         writer.topic(name, len(parts))
         for index, data, more, aborted in parts:
-            writer.partition(
-                index,
-                high_watermark=2**40,
-                last_stable_offset=2**39,
-                log_start_offset=7,
-                read_committed=committed,
-            )
+            writer.partition(index, (2**40, 2**39, 7), read_committed=committed)
             # More room than needed: the length may then take fewer bytes than reserved.
             room = writer.begin_records(len(data) + more)
             room[: len(data)] = data
@@ -90,7 +85,7 @@ def test_an_error_can_replace_a_partition_that_was_begun() -> None:
     writer = FetchResponseWriter(memoryview(bytearray(500)), 12, 1)
     writer.topic("t", 1)
     start = writer.position
-    writer.partition(3, high_watermark=9, last_stable_offset=9, log_start_offset=0)
+    writer.partition(3, (9, 9, 0))
     writer.begin_records(100)
     writer.position = start
     writer.empty_partition(3, error=56)
@@ -103,19 +98,17 @@ def test_an_error_can_replace_a_partition_that_was_begun() -> None:
     assert (partition.error_code, partition.high_watermark, partition.records) == (56, -1, b"")
 
 
-@given(st.integers(4, 18), st.booleans(), st.lists(OFFSETS, min_size=3, max_size=3))
+@given(st.integers(4, 18), st.booleans(), st.tuples(OFFSETS, OFFSETS, OFFSETS))
 def test_a_partition_without_records_says_the_same_as_one_with_no_bytes_of_them(
-    version: int, committed: bool, offsets: list[int]
+    version: int, committed: bool, shown: tuple[int, int, int]
 ) -> None:
-    names = ("high_watermark", "last_stable_offset", "log_start_offset")
-    fields: Any = dict(zip(names, offsets, strict=True))
     written = []
     for is_empty in (True, False):
         writer = FetchResponseWriter(memoryview(bytearray(200)), version, 1)
         if is_empty:
-            writer.empty_partition(3, read_committed=committed, **fields)
+            writer.empty_partition(3, shown, read_committed=committed)
         else:
-            writer.partition(3, read_committed=committed, **fields)
+            writer.partition(3, shown, read_committed=committed)
             writer.begin_records(0)
             writer.end_records(0)
         written.append(bytes(writer.end()))

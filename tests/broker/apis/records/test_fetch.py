@@ -305,10 +305,10 @@ async def test_damaged_records_are_a_storage_error_that_is_logged_once(
     await produce(client, batch(b"b"), partition=1)
     works = PartitionLog.read_into
 
-    def fail_on_first(log: PartitionLog, offset: int, buffer: memoryview) -> Any:
+    def fail_on_first(log: PartitionLog, *arguments: Any) -> Any:
         if log.directory.name == "0":
             raise LogCorrupt(log.directory, 0, "a bit flipped")
-        return works(log, offset, buffer)
+        return works(log, *arguments)
 
     monkeypatch.setattr(PartitionLog, "read_into", fail_on_first)
     for _ in "123":
