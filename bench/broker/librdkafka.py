@@ -100,7 +100,11 @@ def _consumer(
             "bootstrap.servers": address,
             "group.id": "bench",
             "enable.auto.commit": False,
+            # By default it fetches nothing for a second once 100,000 messages wait for the application: the
+            # faster a broker fills the queue, the more of the time would be such pauses.
+            "queued.min.messages": _QUEUE,
             "queued.max.messages.kbytes": 65_536,
+            "fetch.queue.backoff.ms": 10,
             **_QUIET,
         }
     )

@@ -187,11 +187,13 @@ class FetchResponseWriter:
         self._preferred_replica()
 
     def end_topic(self) -> None:
-        self._no_tags()
+        if self._compact:
+            self._no_tags()
 
     def end(self) -> memoryview:
         """Return the response, with its headroom."""
-        self._no_tags()
+        if self._compact:
+            self._no_tags()
         return self._buffer[: self.position]
 
     def _preferred_replica(self) -> None:
@@ -199,9 +201,8 @@ class FetchResponseWriter:
             self._pack(_INT32, _NO_PREFERRED_REPLICA)
 
     def _no_tags(self) -> None:
-        if self._compact:
-            self._buffer[self.position] = 0
-            self.position += 1
+        self._buffer[self.position] = 0
+        self.position += 1
 
     def _count(self, count: int) -> None:
         if self._compact:

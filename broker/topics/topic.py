@@ -110,6 +110,13 @@ class Partition:
         """A read_committed consumer may read the offsets below."""
         return min(self.high_watermark, self.log.last_stable_offset)
 
+    def offsets(self) -> tuple[int, int, int]:
+        """Return high watermark, last stable offset and log start offset."""
+        high_watermark, log = self.high_watermark, self.log
+        start, first_open = log.log_start_offset, log.producers.first_open_offset
+        stable = high_watermark if first_open is None else max(first_open, start)
+        return high_watermark, min(high_watermark, stable), start
+
     def advance(self, high_watermark: int, size: int) -> None:
         """Show consumers the records below `high_watermark`, which are `size` bytes more."""
         if high_watermark <= self.high_watermark:

@@ -138,8 +138,7 @@ def _fetch(context: RequestContext, body: memoryview) -> Reply:
     if idle is not None and len(idle.body) == len(body) and idle.body == bytes(body):
         fetch = Fetch(context, idle.request, idle)
     else:
-        fetch = Fetch(context, _read(context, body))
-        fetch.notice_repetitions_of(body)
+        fetch = Fetch(context, _read(context, body), body=body)
     if fetch.is_large:
         return Reply(later=fetch.answer_in_turns())
     answer = fetch.answer_now()
@@ -171,9 +170,13 @@ class Fetch:
     """
 
     def __init__(
-        self, context: RequestContext, request: FetchFrame, idle: _Idle | None = None
+        self,
+        context: RequestContext,
+        request: FetchFrame,
+        idle: _Idle | None = None,
+        body: memoryview | None = None,
     ) -> None:
-        """`idle`: the memory of the same request, if it found nothing the last time."""
+        """`idle`: the memory of the same request, if it found nothing the last time. `body`: of this one."""
         services = context.services
         self._context = context
         self._version = context.api_version
@@ -197,10 +200,12 @@ class Fetch:
         self._result: Reply | Lacking = Lacking()
         self._idle = idle
         self._body = b"" if idle is None else idle.body
-
-    def notice_repetitions_of(self, body: memoryview) -> None:
-        """Remember the response to this request if it finds nothing, and has no session."""
-        if self._partitions >= _MANY_PARTITIONS and self._request.session_epoch == FINAL_EPOCH:
+        """To remember the response by, if there are no records."""
+        if (
+            body is not None
+            and self._partitions >= _MANY_PARTITIONS
+            and request.session_epoch == FINAL_EPOCH
+        ):
             self._body = bytes(body)
 
     def _open_session(self) -> None:
@@ -291,7 +296,9 @@ class Fetch:
         """Make the response if nothing is lacking, in a step for each partition; set `_result`."""
         self._buffer = buffer
         try:
-            resting = () if self._refusal else self._resting()
+            resting: Sequence[Resting] = ()
+            if self._idle is not None or (self._session is not None and self._is_incremental):
+                resting = self._resting()
             if resting and not self._is_over:
                 partitions = [each.partition for each in resting]
                 self._result = Lacking(partitions, self._request.min_bytes)
@@ -361,7 +368,10 @@ class Fetch:
         name = key if topic is None else topic.name
         if isinstance(name, UUID):
             return (), ErrorCode.unknown_topic_id
-        if not self._context.allows(Operation.READ, Resource.TOPIC, name):
+        context = self._context
+        if context.services.authorizer is not None and not context.allows(
+            Operation.READ, Resource.TOPIC, name
+        ):
             return (), ErrorCode.topic_authorization_failed
         return () if topic is None else topic.partitions, ErrorCode.none
 
@@ -375,11 +385,9 @@ class Fetch:
         partition = existing[index]
         if leader_epoch > LEADER_EPOCH:
             return _Wanted(index, offset, max_bytes, partition, ErrorCode.unknown_leader_epoch)
-        start, end = partition.log.log_start_offset, partition.high_watermark
-        stable = partition.last_stable_offset
+        shown = end, stable, start = partition.offsets()
         limit = stable if self._read_committed else end
         error = ErrorCode.none if start <= offset <= end else ErrorCode.offset_out_of_range
-        shown = end, stable, start
         has_records = not error and offset < limit
         return _Wanted(index, offset, max_bytes, partition, error, limit, has_records, shown)
 
@@ -387,11 +395,10 @@ class Fetch:
         """Return the partitions if the client knows all of them, and nothing has changed."""
         session, idle = self._session, self._idle
         resting: Sequence[Resting] = ()
-        if idle is not None:
-            if are_resting(idle.resting, read_committed=self._read_committed):
-                resting = idle.resting
-        elif session is not None and self._is_incremental:
+        if session is not None:
             resting = session.still_resting(read_committed=self._read_committed)
+        elif idle is not None and are_resting(idle.resting, read_committed=self._read_committed):
+            resting = idle.resting
         if resting and self._context.services.authorizer is not None:
             topics = {each.partition.topic for each in resting}
             if not all(
@@ -400,11 +407,8 @@ class Fetch:
                 return ()
         return resting
 
-    def _news(self, topics: _Topics) -> _Topics:
-        """Return what the response has to say: in a session only what the client does not know."""
-        session = self._session
-        if session is None or not self._is_incremental:
-            return topics
+    def _news(self, topics: _Topics, session: FetchSession) -> _Topics:
+        """Return what the client of a session does not know."""
         news = []
         for key, partitions in topics:
             changed = [
@@ -427,7 +431,9 @@ class Fetch:
 
     def _read_records(self, found: _Found) -> Generator[None]:
         """Read records into a buffer that the first batch fits into, some partitions at each step."""
-        news = self._news(found.topics)
+        news: _Topics = found.topics
+        if self._session is not None and self._is_incremental:
+            news = self._news(news, self._session)
         size = self._overhead + min(found.wanted_bytes, max(self._max_bytes - self._overhead, 0))
         while True:
             self._buffer = buffer = self._take_buffer(size)
