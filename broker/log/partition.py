@@ -19,7 +19,7 @@ from .durability import Durability
 from .durable_files import DELETED, UNSYNCED_FILE
 from .records import first_batches, parse_header
 from .recovery import recover
-from .results import LogFailed, OffsetOutOfRange, ReadResult, Span
+from .results import LogFailed, OffsetNotInLog, ReadResult, ReadSpan
 from .segments import Segments
 from .swap import commit_swap, discard_swap, finish_swap
 
@@ -211,7 +211,7 @@ class PartitionLog:
 
     # -- read --------------------------------------------------------------------------------------
 
-    def read_into(self, offset: int, buffer: memoryview, limit: int | None = None) -> Span:
+    def read_into(self, offset: int, buffer: memoryview, limit: int | None = None) -> ReadSpan:
         """Fill `buffer` with whole batches, beginning with the one that contains `offset`.
 
         It may stop early, at the end of a segment, and stops at the offset `limit`, at which a batch ends. It
@@ -232,14 +232,14 @@ class PartitionLog:
             if recent is not None:
                 position, end, first_offset, next_offset = recent
                 active.fill(buffer[: end - position], position)
-                return Span(end - position, first_offset, next_offset)
+                return ReadSpan(end - position, first_offset, next_offset)
         span = segments.read_into(offset, end_offset, buffer)
         if span.next_offset <= limit:
             return span
         size, next_offset = first_batches(
             buffer[: span.size], lambda each: each.next_offset <= limit
         )
-        return Span(size, span.first_offset, next_offset or offset)
+        return ReadSpan(size, span.first_offset, next_offset or offset)
 
     def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
         """Read like `read_into`, into new memory.

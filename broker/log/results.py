@@ -60,7 +60,7 @@ class Appended(NamedTuple):
     duplicate: bool = False
 
 
-class Span(NamedTuple):
+class ReadSpan(NamedTuple):
     """The whole batches that `read_into` put into the buffer.
 
     They take `size` bytes and end before `next_offset`. The first one contains the requested offset, or

@@ -8,7 +8,7 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 from .records import HEADER_BYTES, has_records
-from .results import OffsetOutOfRange, Span
+from .results import OffsetNotInLog, ReadSpan
 from .segment import Segment, segment_path
 from .swap import swap_path
 
