@@ -32,11 +32,16 @@ _KINDS: Final = {
     701: pa.float64(),
     1042: pa.string(),
     1043: pa.string(),
+    114: pa.string(),
     1082: pa.date32(),
     1083: pa.time64("us"),
     1114: pa.timestamp("us"),
     1184: pa.timestamp("us", "UTC"),
+    2950: pa.string(),
+    3802: pa.string(),
 }
+_UUID: Final = 2950
+_INTERVAL: Final = 1186
 
 
 class LaterError(SinkError):
@@ -85,7 +90,7 @@ class _ClickHouse(Database):
 
         try:
             with connect(self._target, timeout=_SECONDS) as client:
-                described = client.query(f"DESCRIBE TABLE ({sql})").named_results()
+                described = client.query(f"DESCRIBE TABLE (\n{sql}\n)").named_results()
                 kinds = {row["name"]: row["type"] for row in described}
                 rows = client.query_arrow(sql, use_strings=True)
         except SinkError as error:
@@ -121,6 +126,7 @@ class _Postgres(Database):
 
     def read(self, sql: str, max_bytes: int) -> pa.Table:
         import psycopg
+        from psycopg.types.json import set_json_loads
 
         from ..sinks.answers import of_postgres
 
@@ -128,6 +134,7 @@ class _Postgres(Database):
             with psycopg.connect(
                 self._pool.conninfo, connect_timeout=_CONNECT, prepare_threshold=None
             ) as connection:
+                set_json_loads(_text, connection)
                 connection.execute("SET TRANSACTION READ ONLY")
                 connection.execute(f"SET LOCAL statement_timeout = '{_SECONDS}s'")
                 with connection.cursor("kmr_lookup", binary=True) as cursor:
@@ -141,19 +148,35 @@ class _Postgres(Database):
 
     def _pieces(self, cursor: Any, max_bytes: int) -> Iterator[pa.Table]:
         names = [column.name for column in cursor.description]
-        kinds = [_KINDS.get(column.type_code) for column in cursor.description]
+        types = [column.type_code for column in cursor.description]
+        if _INTERVAL in types:
+            raise StrategyError(
+                f"{self}: column {names[types.index(_INTERVAL)]} is an interval, whose months have no "
+                "fixed length; take its text (::text), or its seconds"
+            )
         size = 0
         while rows := cursor.fetchmany(_PIECE):
             values: Iterator[Any] = zip(*rows, strict=True)
-            columns = [pa.array(each, kind) for each, kind in zip(values, kinds, strict=True)]
+            columns = [_array(*each) for each in zip(values, types, strict=True)]
             piece = pa.Table.from_arrays(columns, names=names)
             size += piece.nbytes
             _limit(size, max_bytes)
             yield piece
         if not size:
             yield pa.Table.from_arrays(
-                [pa.array([], kind or pa.null()) for kind in kinds], names=names
+                [pa.array([], _KINDS.get(each, pa.null())) for each in types], names=names
             )
+
+
+def _array(values: Any, type_code: int) -> Any:
+    if type_code == _UUID:
+        values = [None if each is None else str(each) for each in values]
+    return pa.array(values, _KINDS.get(type_code))
+
+
+def _text(data: Any) -> str:
+    """Keep JSON as its text: as columns, its objects would all get the same keys."""
+    return data if isinstance(data, str) else bytes(data).decode()
 
 
 def _limit(size: int, most: int) -> None:

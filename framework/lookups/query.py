@@ -16,7 +16,7 @@ from ..values.schemas import row_type
 from .columns_table import ColumnsTable, keys_of
 from .databases import CLICKHOUSE_URL, POSTGRES_URL, database_of
 from .lookup import seconds_of
-from .objects_table import ObjectsTable
+from .objects_table import ObjectsTable, key_of
 from .source import TableSource
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class QueryLookup(TableSource):
         if as_columns:
             return ColumnsTable.of(name, self, batch), nbytes
         objects = self._objects(batch)
+        if self._type is not None:
+            keys = [key_of(each, self.keys) for each in objects]
         return ObjectsTable(name, self, dict(zip(keys, objects, strict=True))), nbytes
 
     def _check_unique(self, name: str, keys: list[Any]) -> None:

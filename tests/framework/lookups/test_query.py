@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import anyio
 import clickhouse_connect
@@ -81,6 +82,24 @@ async def test_a_table_of_postgres_has_the_columns_of_the_query(products: str) -
         },
         {"product": 1, "name": "ink", "price": None, "since": None, "tags": None},
     ]
+
+
+class Part(msgspec.Struct):
+    u: UUID
+    j: str
+
+
+async def test_uuids_are_keys_of_both_kinds_of_map_and_json_is_its_text(postgres_url: str) -> None:
+    sql = (
+        "SELECT 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid AS u, '{\"a\": 1}'::jsonb AS j, "
+        "'[]'::json AS k, 1.5 AS n, NULL AS x -- of the first"
+    )
+    text = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
+    table = await loaded(lookup(postgres_url, sql, key="u"), as_columns=True)
+    expected = {"u": text, "j": '{"a": 1}', "k": "[]", "n": Decimal("1.5"), "x": None}
+    assert table.get(text) == expected
+    typed = await loaded(lookup(postgres_url, sql, key="u", row=Part))
+    assert typed.get(UUID(text)) == Part(UUID(text), '{"a": 1}')
 
 
 async def test_an_empty_result_is_a_table_that_can_be_joined(products: str) -> None:
@@ -169,6 +188,7 @@ async def test_a_table_is_refreshed_and_a_failure_keeps_it_and_makes_it_stale(
         ),
         ("SELECT * FROM products", {"max_bytes": 10}, "more than max_bytes=10; raise it"),
         ("DELETE FROM products", {}, "syntax error"),
+        ("SELECT 1 AS id, interval '1 mon' AS i", {}, "column i is an interval, whose months"),
     ],
 )
 async def test_a_query_that_makes_no_table_is_one_message(
