@@ -48,9 +48,10 @@ _COLUMNS: list[pa.Field[Any]] = [
 SCHEMA = pa.schema(_COLUMNS)
 """The columns of a batch. They are those of Spark's Kafka source, so that a map runs in both engines."""
 
-COORDINATES = pa.schema(
-    [SCHEMA.field(name) for name in ("topic", "partition", "offset", "timestamp")]
-)
+OFFSET_COLUMNS: Final = ("topic", "partition", "offset")
+"""The columns that name a record."""
+
+COORDINATES = pa.schema([SCHEMA.field(name) for name in (*OFFSET_COLUMNS, "timestamp")])
 """The columns that say which record a row is of: a sink fills them where its table has them."""
 
 
@@ -73,9 +74,9 @@ def filled(schema: pa.Schema, names: Iterable[str]) -> list[pa.Field[Any]]:
     return [field.with_nullable(nullable=False) for field in lacking]
 
 
-def with_place(schema: pa.Schema) -> pa.Schema:
+def with_offset_columns(schema: pa.Schema) -> pa.Schema:
     """Return the columns of a new table for rows with these columns: before them topic, partition, offset."""
-    return pa.schema([*filled(schema, COORDINATES.names[:3]), *schema])
+    return pa.schema([*filled(schema, OFFSET_COLUMNS), *schema])
 
 
 def with_schema(records: pa.RecordBatch, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:

@@ -13,9 +13,8 @@ from clickhouse_connect.driver.binding import quote_identifier
 from ..errors import SinkError
 from ..kafka.connection import ConnectionConfig
 from ..kafka.reading import read_topic
-from ..record import TopicPartition
+from ..record import OFFSET_COLUMNS, TopicPartition
 from ..sinks.clickhouse.client import connect
-from ..sinks.clickhouse.counting import PLACE
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from ..sinks.kafka.writer import DeadLetterWriter, KafkaWriter
 from ..sinks.offset_tables import NotCounted, TableNotMade, offset_table
@@ -139,7 +138,7 @@ class _InTopic(Delivered):
         if isinstance(self._writer, DeadLetterWriter):
             for headers in batch.records.column("headers").to_pylist():
                 texts = {each["key"]: each["value"].decode() for each in headers or ()}
-                yield {name: texts[f"kmr.{name}"] for name in PLACE}
+                yield {name: texts[f"kmr.{name}"] for name in OFFSET_COLUMNS}
             return
         for value in batch.records.column("value").to_pylist():
             try:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import structlog
 
 from ..errors import RecordFailed, SinkError, storable, traceback_of, type_of
-from ..record import PLACED, SCHEMA, Range, Rows
+from ..record import OFFSET_COLUMNS, PLACED, SCHEMA, Range, Rows
 from .ranges import ranges_of
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class ErrorPort:
             RecordFailed: there is no error sink, or the limit is exceeded with `on_limit="stop"`.
         """
         reason = rows.table.column("reason")[0].as_py()
-        at = (rows.table.column(name)[0].as_py() for name in ("topic", "partition", "offset"))
+        at = (rows.table.column(name)[0].as_py() for name in OFFSET_COLUMNS)
         self._metrics.count_failed(stage, len(rows), reason, ":".join(map(str, at)))
         first = f"{rows.ranges[0]} in {stage}: {reason}"
         stream = self._stream

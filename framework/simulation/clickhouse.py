@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pyarrow as pa
 
+from ..record import OFFSET_COLUMNS
 from ..sinks.clickhouse.client import ClickHouseConnection
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from ..sinks.planning import RangeRows
     from .sinks import BranchModels
-
-_COORDINATES = ("topic", "partition", "offset")
 
 
 @dataclass(slots=True)
@@ -118,7 +117,7 @@ class ModelConnection(ClickHouseConnection):
             sent = pa.ipc.open_stream(block).read_all()
             if rows is None or rows.shared != token:  # else any of the ranges that share it, or all
                 checks.same(token.partition("/again-")[0], repr(sent.to_pydict()).encode())
-            known = [name for name in _COORDINATES if name in sent.column_names]
+            known = [name for name in OFFSET_COLUMNS if name in sent.column_names]
             if model.insert(token, sent.select(known).to_pylist()) and rows is not None:
                 sink.wrote(member, rows.parts, only=_refused(rows, sent))
             checks.memory(member)

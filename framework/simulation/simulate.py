@@ -21,7 +21,15 @@ from ..errors import StrategyError
 from ..mapping.branching import offsets_in
 from ..mapping.executor import Executor
 from ..memory.distinct_model import without_duplicates
-from ..record import COORDINATES, SCHEMA, Batch, Record, TopicPartition, filled, with_place
+from ..record import (
+    OFFSET_COLUMNS,
+    SCHEMA,
+    Batch,
+    Record,
+    TopicPartition,
+    filled,
+    with_offset_columns,
+)
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from .checks import Expectation
 from .log import LogRecords
@@ -442,6 +450,5 @@ def _table(strategy: Strategy, stage: str, tables: Sequence[pa.Table]) -> ModelC
     schema = strategy.schema_of(stage, made)
     if schema is None:
         return ModelColumns({})
-    place = COORDINATES.names[:3]
-    countable = len(filled(schema, place)) == len(place)
-    return ModelColumns(table_columns(with_place(schema)), countable=countable)
+    countable = len(filled(schema, OFFSET_COLUMNS)) == len(OFFSET_COLUMNS)
+    return ModelColumns(table_columns(with_offset_columns(schema)), countable=countable)

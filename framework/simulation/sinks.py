@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 import anyio
 
 from ..memory.window import Window
+from ..record import OFFSET_COLUMNS
 from ..reducers.collect import Collecting
 from ..reducers.reducer import Reducer, limits_of
 from ..reducers.sink import NEW, Sink, Write
@@ -144,9 +145,10 @@ class BranchModels:
 
 def table_columns(schema: pa.Schema) -> dict[str, str]:
     """Return the columns of a ClickHouse table for rows."""
-    never_null = ("topic", "partition", "offset")
     return {
-        each.name: column_type(each.type, nullable=each.nullable and each.name not in never_null)
+        each.name: column_type(
+            each.type, nullable=each.nullable and each.name not in OFFSET_COLUMNS
+        )
         for each in schema
     }
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ..columns.fitted import Fitted, fit_columns, fit_letters
 from ..columns.kinds import whole
 from ..errors import StrategyError
-from ..record import with_place
+from ..record import with_offset_columns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -40,7 +40,7 @@ def schema_to_create(
     if changes is not None:
         schema = changes.columns(schema)
     elif schema is declared:
-        schema = with_place(schema)
+        schema = with_offset_columns(schema)
     if absent := [name for name in only or () if name not in schema.names]:
         raise StrategyError(f"the rows for {table} have no column {', '.join(absent)}")
     return schema if only is None else pa.schema([schema.field(name) for name in only])

@@ -12,9 +12,10 @@ import pyarrow.dataset as ds
 from pyarrow import fs
 
 from ..errors import SinkError, reason_of
+from ..record import OFFSET_COLUMNS
 from ..service.storage import HIDDEN
 from .clickhouse.client import connect
-from .clickhouse.counting import PLACE, Counting
+from .clickhouse.counting import Counting
 from .clickhouse.writer import ClickHouseWriter
 from .parquet.files import SUFFIX, open_directory
 from .parquet.writer import ParquetWriter
@@ -222,9 +223,9 @@ class _ParquetFiles(OffsetTable):
 
 def _checked(name: str, columns: Iterable[str]) -> bool:
     """Return whether there is a column for the topic. Raises NotCounted without partition and offset."""
-    if not {*PLACE[1:]} <= {*columns}:
+    if not {*OFFSET_COLUMNS[1:]} <= {*columns}:
         raise NotCounted(f"{name} has no columns partition and offset")
-    return PLACE[0] in columns
+    return OFFSET_COLUMNS[0] in columns
 
 
 def offset_table(reducer: Reducer, topics: Sequence[str]) -> OffsetTable:

@@ -15,7 +15,7 @@ import pytest
 from kmr import Aggregate, Batcher, Collect, Json, Record, Strategy
 from kmr.delivery.failures import failed_records
 from kmr.mapping.results import Failure
-from kmr.record import COORDINATES, Range, Rows, filled, with_place
+from kmr.record import COORDINATES, Range, Rows, filled, with_offset_columns
 from kmr.reducers.flushing import Buffer, attempt_flush
 from kmr.reducers.sink import NEW
 from kmr.sinks import ClickHouseWriter
@@ -121,7 +121,9 @@ def test_a_table_that_is_created_has_the_places_of_records_where_rows_have_them(
     strategy = Strategy(value=Json(SCHEMA), reduce=[*before, writer])
     stage = list(strategy.stages)[-1]
     declared = strategy.schema_of(stage) or SCHEMA
-    assert [name for name in with_place(declared).names if name in COORDINATES.names] == place
+    assert [
+        name for name in with_offset_columns(declared).names if name in COORDINATES.names
+    ] == place
     statement = writer.create_statement(declared)
     assert [name for name in ("topic", "partition", "offset") if f"`{name}`" in statement] == place
     own = ClickHouseWriter("t", create=SCHEMA).create_statement(declared)

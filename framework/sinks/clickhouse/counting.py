@@ -15,10 +15,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from ...record import OFFSET_COLUMNS
 from .deduplication import REPLICATED
-
-PLACE: Final = ("topic", "partition", "offset")
-"""The columns by which the rows of a range are found."""
 
 _TTL: Final = re.compile(r" TTL (?P<rules>.*?)(?: SETTINGS |\Z)", re.DOTALL)
 _MOVES: Final = re.compile(r"\b(TO (DISK|VOLUME)|RECOMPRESS)\b")
@@ -52,7 +50,7 @@ class Counting:
         expires = _expires(definition)
         if engine in ("MergeTree", *(f"{each}MergeTree" for each in REPLICATED)):
             return cls(found=True, missing=not expires, shows_inserts=not expires)
-        by_place = set(PLACE) <= set(_NAME.findall(sorting_key))
+        by_place = set(OFFSET_COLUMNS) <= set(_NAME.findall(sorting_key))
         return cls(found=by_place, missing=False, shows_inserts=not expires)
 
 

@@ -15,6 +15,7 @@ from clickhouse_connect.driver.binding import quote_identifier
 from ...columns.kinds import is_bytes, is_list, is_text
 from ...columns.texts import UNITS
 from ...errors import StrategyError
+from ...record import OFFSET_COLUMNS
 from .deduplication import REPLICATED, needed_settings
 from .types import FLOATS, INTEGERS
 
@@ -202,7 +203,7 @@ def _coordinates(schema: pa.Schema) -> list[str]:
     """Return the columns by which a range that may have been written is counted."""
     if not {"partition", "offset"} <= set(schema.names):
         return []
-    return [name for name in ("topic", "partition", "offset") if name in schema.names]
+    return [name for name in OFFSET_COLUMNS if name in schema.names]
 
 
 def _times(schema: pa.Schema) -> list[str]:

@@ -24,13 +24,12 @@ from ...column_types import choose_type
 from ...columns.kinds import has_values, whole
 from ...columns.reasons import count_values
 from ...errors import KmrError, SinkError, StrategyError
-from ...record import PLACED
+from ...record import OFFSET_COLUMNS, PLACED
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
 from ..answers import Answer, of_clickhouse
 from ..choosing import choose
 from ..parquet.columns import stored_type
-from .counting import PLACE
 from .ddl import add_columns
 from .fences import is_exchanged, is_refused
 from .table import SchemaMismatch, read_table
@@ -476,7 +475,7 @@ def columns_to_count(table: ClickHouseTable, only: Sequence[str] | None = None) 
         only: the columns that are written; None: all.
     """
     place = [name for name in table.coordinates(only) if name != "timestamp"]
-    return place if table.counting.found and len(place) == len(PLACE) else []
+    return place if table.counting.found and len(place) == len(OFFSET_COLUMNS) else []
 
 
 def advice_to_count(
