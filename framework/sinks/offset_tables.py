@@ -116,8 +116,9 @@ class _SqlTable(OffsetTable):
         self, select: str, after: str, at: TopicPartition, numbers: Mapping[str, int]
     ) -> list[Any]:
         topic = "AND topic = %(topic)s" if self.has_topic else ""
+        source = self.source.replace("%", "%%")
         statement = (
-            f'SELECT {select} FROM {self.source} WHERE "partition" = %(partition)s '  # noqa: S608
+            f'SELECT {select} FROM {source} WHERE "partition" = %(partition)s '  # noqa: S608
             f'AND "offset" >= %(first)s AND "offset" < %(until)s {topic} {after}'
         )
         return self._query(statement, {"topic": at.topic, "partition": at.partition, **numbers})

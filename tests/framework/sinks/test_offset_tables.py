@@ -37,12 +37,12 @@ def writer(
     client: Client, clickhouse_url: str, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[str], ClickHouseWriter]]:
     """Makes a table with these columns and this engine."""
-    table = f"counted{abs(hash(request.node.nodeid))}"
+    table = f"`counted{abs(hash(request.node.nodeid))}%`"
 
     def make(definition: str) -> ClickHouseWriter:
         client.command(f"DROP TABLE IF EXISTS {table}")
         client.command(f"CREATE TABLE {table} {definition}")
-        return ClickHouseWriter(table, url=clickhouse_url)
+        return ClickHouseWriter(table.strip("`"), url=clickhouse_url)
 
     yield make
     client.command(f"DROP TABLE IF EXISTS {table}")
@@ -53,7 +53,7 @@ def test_offsets_are_found_with_their_rows(
 ) -> None:
     made = writer(f"({COLUMNS}) ENGINE = MergeTree ORDER BY offset")
     client.command(
-        f"INSERT INTO {made.table} VALUES ('t', 0, 1), ('t', 0, 1), ('t', 0, 4), ('u', 0, 2), ('t', 1, 3)"
+        f"INSERT INTO `{made.table}` VALUES ('t', 0, 1), ('t', 0, 1), ('t', 0, 4), ('u', 0, 2), ('t', 1, 3)"
     )
     check(offset_table(made, ["t", "u"]))
 
@@ -69,20 +69,20 @@ def check(table: OffsetTable) -> None:
 
 
 def test_offsets_are_found_with_their_rows_in_postgresql(postgres_url: str) -> None:
-    writer = PostgresWriter("counted", url=postgres_url)
-    with pytest.raises(TableNotMade, match="has no table counted"):
+    writer = PostgresWriter("counted%", url=postgres_url)
+    with pytest.raises(TableNotMade, match="has no table counted%"):
         offset_table(writer, ["t"])
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute('CREATE TABLE counted (topic text, partition int, "offset" bigint)')
+        connection.execute('CREATE TABLE "counted%" (topic text, partition int, "offset" bigint)')
         connection.execute(
-            "INSERT INTO counted VALUES ('t', 0, 1), ('t', 0, 1), ('t', 0, 4), ('u', 0, 2), ('t', 1, 3)"
+            "INSERT INTO \"counted%\" VALUES ('t', 0, 1), ('t', 0, 1), ('t', 0, 4), ('u', 0, 2), ('t', 1, 3)"
         )
         check(offset_table(writer, ["t", "u"]))
-        connection.execute("ALTER TABLE counted DROP COLUMN topic")
+        connection.execute('ALTER TABLE "counted%" DROP COLUMN topic')
         with pytest.raises(NotCounted, match="no column topic, and there are several"):
             offset_table(writer, ["t", "u"])
         assert offset_table(writer, ["t"]).find(P0, 0, 10).rows.tolist() == [2, 1, 1]
-        connection.execute('ALTER TABLE counted DROP COLUMN "offset"')
+        connection.execute('ALTER TABLE "counted%" DROP COLUMN "offset"')
         with pytest.raises(NotCounted, match="has no columns partition and offset"):
             offset_table(writer, ["t"])
     with pytest.raises(SinkError, match="PostgreSQL at"):
