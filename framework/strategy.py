@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from .arguments import Checked
@@ -13,7 +14,7 @@ from .branches.declared import declared, with_chains
 from .columns.tagged_rows import is_tagged, schemas
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
-from .lookups.given import GivenRows
+from .lookups.given import GivenRows, empty_tables
 from .lookups.source import TableSource
 from .mapping.annotations import check_call, check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
@@ -440,8 +441,9 @@ class Strategy(metaclass=Checked):
         """The columns of the rows that reach the first reducer; None if they are not known before it runs.
 
         They are those of the map: its `schema=`, or the class of rows in its return annotation; without a
-        map, those of the value and the key. A per-batch map declares nothing: it is called with no rows,
-        and None is returned where that fails. With `by_topic`: those of the first map that declares them.
+        map, those of the value and the key. A per-batch map declares nothing: it is called with no rows
+        and empty tables, and None is returned where that fails. With `by_topic`: those of the first map
+        that declares them.
         """
         if self.by_topic is not None:
             schemas = (part.row_schema for part in self.parts)
@@ -451,7 +453,10 @@ class Strategy(metaclass=Checked):
             return spec.branching.schema
         if spec.per != "batch":
             return spec.schema if spec.row_type is None else spec.row_type.schema
-        return schema_of_batch_map(self.map, spec)
+        function = self.map
+        if function is not None and self.tables:
+            function = partial(function, **accepted(function, empty_tables(self.tables)))
+        return schema_of_batch_map(function, spec)
 
     @property
     def has_schema_ids(self) -> bool:

@@ -11,7 +11,7 @@ from .columns_table import ColumnsTable
 from .objects_table import ObjectsTable, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from .source import TableSource
     from .table import LookupTable
@@ -42,3 +42,15 @@ class GivenRows:
             schema = pa.schema([each.with_nullable(nullable=True) for each in schema])
         rows = [row if isinstance(row, dict) else fields_of(row) for row in self.rows]
         return ColumnsTable.of(name, source, pa.RecordBatch.from_pylist(rows, schema=schema))
+
+
+def empty_tables(sources: Mapping[str, TableSource | GivenRows]) -> dict[str, LookupTable]:
+    """Return tables without rows for a per-batch map, where the columns are known before there are rows."""
+    given = {
+        n: GivenRows(s.lookup if isinstance(s, GivenRows) else s, ()) for n, s in sources.items()
+    }
+    return {
+        name: each.table(name, as_columns=True)
+        for name, each in given.items()
+        if each.lookup.columns is not None
+    }

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kmr import Json, Lookup, Strategy
+from kmr import Json, Lookup, Strategy, map_batch
 from kmr.errors import StrategyError
 from kmr.sinks import StreamWriter
 
@@ -35,6 +35,23 @@ def strategy(function: Any, **options: Any) -> Strategy:
 def test_wrong_arguments_are_explained(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(StrategyError, match=reason):
         Lookup("customers", **options)
+
+
+def test_the_columns_of_a_join_are_known_before_the_first_record() -> None:
+    class Shop(msgspec.Struct):
+        id: int
+        city: str
+
+    @map_batch
+    def joined(batch: Any, shops: Any) -> Any:
+        return shops.join(batch, on="id").select(["id", "city", "kmr_offset"])
+
+    shops = Lookup("shops", key="id", value=Json(Shop))
+    found = strategy(joined, tables={"shops": shops}).row_schema
+    assert found is not None
+    assert found.names == ["id", "city"]
+    unknown = Lookup.query("SELECT 1 AS id", key="id", every=1)
+    assert strategy(joined, tables={"shops": unknown}).row_schema is None
 
 
 def test_a_table_needs_a_map_with_a_parameter_of_its_name() -> None:

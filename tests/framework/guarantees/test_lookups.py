@@ -1,0 +1,102 @@
+"""Records that are joined with a table that changes, through workers that are killed around their writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+import psycopg
+import pytest
+
+from kmr import Json, Lookup, LookupTable, Strategy, map_batch
+from kmr.record import TopicPartition
+from kmr.worker import Worker
+from tests.framework.workers import until_settled
+
+from .dying import Dying, DyingPostgresWriter
+from .working import quick_settings
+
+if TYPE_CHECKING:
+    from kmr.broker import Broker
+    from tests.framework.conftest import CreateTopic, Produce
+
+ORDERS = 200
+
+
+class Customer(msgspec.Struct):
+    id: int
+    name: str
+
+
+class Order(msgspec.Struct):
+    number: int
+    customer: int
+
+
+class Row(msgspec.Struct):
+    number: int
+    name: str | None
+
+
+def named(order: Order, customers: LookupTable) -> Row:
+    return Row(order.number, customers.get(order.customer).name)
+
+
+@map_batch
+def joined(orders: Any, customers: LookupTable) -> Any:
+    rows = customers.join(orders, on="customer", columns=["name"])
+    return rows.select(["number", "name", "kmr_offset"])
+
+
+@pytest.mark.parametrize("function", [named, joined])
+async def test_each_record_is_written_once_and_whole_though_the_table_changes_before_it_is_repeated(
+    broker: Broker,
+    create_topic: CreateTopic,
+    produce: Produce,
+    postgres_url: str,
+    function: Any,
+) -> None:
+    await create_topic("t")
+    await create_topic("customers")
+
+    async def rename(name: str) -> None:
+        for key in range(3):
+            value = msgspec.json.encode(Customer(key, name))
+            await produce("customers", [value], key=str(key).encode())
+
+    await rename("first")
+    orders = [msgspec.json.encode(Order(number, number % 3)) for number in range(ORDERS)]
+    await produce("t", orders)
+    writer = DyingPostgresWriter("orders", url=postgres_url, create=True, max_rows=20, max_age=0.05)
+    strategy = Strategy(
+        value=Json(Order),
+        map=function,
+        tables={"customers": Lookup("customers", key="id", value=Json(Customer))},
+        reduce=writer,
+    )
+    settings = quick_settings(broker)
+    Dying.plan = [(2, "after"), (0, "before"), (1, "after")]
+    names = ["second", "third", "fourth"]
+    with anyio.fail_after(90):
+        while Dying.plan:
+            Dying.here = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(Worker(strategy, settings).run)
+                await Dying.here.wait()
+                tasks.cancel_scope.cancel()
+            Dying.plan.pop(0)
+            await rename(names.pop(0))
+        heir = Worker(strategy, settings)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(heir.run)
+            await heir.ready()
+            await until_settled(heir, TopicPartition("t", 0), ORDERS)
+            heir.shutdown("done")
+    with psycopg.connect(postgres_url) as connection:
+        found = connection.execute("SELECT number, name FROM orders ORDER BY number").fetchall()
+    assert [number for number, _ in found] == list(range(ORDERS))
+    kinds = [name for _, name in found]
+    assert set(kinds) <= {"first", "second", "third", "fourth"}
+    assert kinds[0] == "first"
+    assert kinds[-1] == "fourth"
