@@ -129,7 +129,7 @@ def join_tables(tables: Sequence[pa.Table]) -> JoinedTables:
 
 
 def _replace_misfits(tables: list[pa.Table], name: str, misfits: dict[int, str]) -> None:
-    """Make one column null where its type is not the one that fits most values."""
+    """Replace by null the values of one column whose type is not that of most values."""
     values: Counter[pa.DataType] = Counter()
     for table in tables:
         column = _column(table, name)

@@ -154,7 +154,7 @@ def _read(given: Given[Settings], settings: Settings, plan: BackfillPlan) -> int
 
 
 def _engine(engine: str, spark: EngineSettings | None, settings: Settings) -> str:
-    """Return the engine, with what it must have again to go on. Raises SettingsError."""
+    """Return the engine, with its checkpoint: a run that goes on must have the same. Raises SettingsError."""
     if engine == "worker":
         if spark is not None:
             raise SettingsError("--checkpoint needs --engine spark")

@@ -143,7 +143,7 @@ class CheckResult:
 
     @property
     def messages(self) -> int:
-        """Different offsets in the table."""
+        """The number of different offsets in the table."""
         return sum(partition.deliveries - partition.surplus for partition in self.partitions)
 
     @property

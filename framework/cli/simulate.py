@@ -229,7 +229,7 @@ def generated() -> list[bytes]:
 
 
 class _Progress:
-    """Says on a terminal how far the search is."""
+    """Shows the progress of the search in a terminal."""
 
     def __init__(self, schedules: int) -> None:
         self._schedules = schedules

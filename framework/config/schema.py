@@ -113,7 +113,7 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that are allowed, if it is one of a few and nothing else."""
+        """The allowed words; empty unless the setting is one of a few words."""
         words: list[str] = []
         for member in self._members():
             if isinstance(member, inspect.LiteralType):

@@ -194,7 +194,7 @@ def _parts(letters: pa.RecordBatch) -> Iterator[_PartitionRecords]:
 
 
 def _branches(letters: pa.RecordBatch) -> tuple[list[str], NDArray[np.int64]]:
-    """Return names of branches, and for each letter the number of the one that refused its rows."""
+    """Return the names of branches, and for each letter the number of the branch that refused its rows."""
     stages = header_columns(letters, (STAGE,))[STAGE].cast(pa.string()).dictionary_encode()
     names = ["", *(str(stage).partition(" ")[2] for stage in stages.dictionary.to_pylist())]
     return names, stages.indices.fill_null(-1).to_numpy().astype(np.int64) + 1

@@ -168,7 +168,7 @@ def check_call(function: object, *arguments: str, tables: Container[str] = ()) -
 
 
 def _hints(function: object) -> dict[str, Any]:
-    """Return the annotations; none where they cannot be resolved: they are no duty."""
+    """Return the annotations; empty where they cannot be resolved, because nobody has to annotate a map."""
     if not inspect.isroutine(function):
         function = getattr(function, "__call__", function)  # noqa: B004  annotations of an object's __call__
     try:

@@ -80,7 +80,7 @@ class MapSpec:
     frame: str = "pyarrow"
 
     def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
-        """Return the function as one of a single argument: one of `Arguments.calls`, or a batch."""
+        """Return a function of one argument, which is an item of `Arguments.calls` or a batch."""
         if self.frame != "pyarrow":
             make = frame_maker(self.frame)
             return lambda batch: function(make(batch))
@@ -112,7 +112,7 @@ def map_record(
     timeout: float | None = None,
     rate_limit: float | None = None,
 ) -> F | Callable[[F], F]:
-    """Give options to a function that is called with one record at a time; a plain function is one, too.
+    """Give options to a per-record map. A plain function is called with one record at a time, too.
 
     Its argument is a `Record`; or, in a strategy with `value=`, the value as an object of the user's type,
     and the `Record` too if it has a second parameter. It returns a row, a list or another iterable of rows,

@@ -211,7 +211,7 @@ def _column(
 
 
 def _are_as_they_were(values: list[Any], kind: pa.DataType) -> bool:
-    """Return whether Arrow took each value for what it is.
+    """Return whether Arrow changed no value.
 
     Beside a time it takes a number for a time, beside numbers a UUID, a boolean or NumPy's for a number; it
     drops the zone of a time of day, and of a point in time beside one without.

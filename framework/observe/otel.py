@@ -322,7 +322,7 @@ class Telemetry:
             self._metrics.shutdown()
 
     async def _abandonable(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call in a thread that does not keep the process, whatever a collector does."""
+        """Call in a daemon thread: a collector that hangs does not keep the process."""
         await run_in_thread(call, *arguments, abandon_on_cancel=True)
 
 

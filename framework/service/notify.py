@@ -21,7 +21,7 @@ _EXTENSION: Final = 60.0
 
 
 class ServiceState(NamedTuple):
-    """How a process is.
+    """The state of a process, for the service manager.
 
     Attributes:
         ready: it does its work.

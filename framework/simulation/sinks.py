@@ -204,7 +204,7 @@ def _modelled(last: Reducer, models: BranchModels) -> Reducer:
 
 
 class _DroppedRecords(Wrapping):
-    """Notes the records of which a reducer made no rows."""
+    """Notes the records that a reducer made no rows of."""
 
     def __init__(self, inner: Reducer, models: BranchModels) -> None:
         super().__init__(inner)

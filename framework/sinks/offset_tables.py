@@ -75,7 +75,7 @@ class OffsetTable(ABC):
         """Return the offsets from `first` to the one before `until` that have a row."""
 
     def perfect(self, at: TopicPartition, first: int, until: int, size: int) -> set[int]:
-        """Return which pieces of so many offsets have each of theirs once, by number from `first` on."""
+        """Return the pieces of `size` offsets that have one row for each, by number; 0 begins at `first`."""
         perfect = set()
         for piece, begin in enumerate(range(first, until, size)):
             found = self.find(at, begin, end := min(begin + size, until))

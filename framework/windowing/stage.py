@@ -243,7 +243,7 @@ class WindowStage:
         return -1 if ledger is None else ledger.replayed_to
 
     def _deadline(self) -> float:
-        """When there is something to do without a new record."""
+        """The event loop's time at which there is work without a new record."""
         if self._replayed is not None:
             return math.inf
         mark = (

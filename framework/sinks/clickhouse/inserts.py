@@ -376,7 +376,7 @@ async def was_counted(inserter: Inserter, insert: RangeRows) -> bool:
 
 
 async def found_among(inserter: Inserter, ranges: Sequence[RangeRows]) -> list[RangeRows]:
-    """Return the ranges, each of one partition, of which the table has rows. Raises as `_ask`."""
+    """Return those of the ranges, each of one partition, that have rows in the table. Raises as `_ask`."""
     found: list[RangeRows] = []
     for topic in {rows.span.topic for rows in ranges if rows.span is not None}:
         spans = {

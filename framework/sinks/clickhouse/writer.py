@@ -475,7 +475,7 @@ class ClickHouseWriter(RangeWriter):
         return self._opened.counts(self.rows)
 
     async def found_among(self, ranges: Sequence[RangeRows]) -> Sequence[RangeRows]:
-        """Return the ranges of which the table has rows."""
+        """Return those of the ranges that have rows in the table."""
         return await found_among(self._opened, ranges)
 
     async def write_together(self, ranges: Sequence[RangeRows]) -> Sequence[Mapping[int, str]]:

@@ -53,7 +53,7 @@ def parse(schema: Schema, named: NamedTypes) -> Schema:
 
 
 def _check(schema: Schema) -> None:
-    """Raise ValueError for what fastavro lets pass."""
+    """Raise ValueError for mistakes that fastavro accepts."""
     if isinstance(schema, list):
         if any(isinstance(each, list) for each in schema):
             raise ValueError("a union is a branch of a union")

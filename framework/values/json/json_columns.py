@@ -85,7 +85,7 @@ class _Value:
 
     @cached_property
     def decode(self) -> Callable[[Any], Any]:
-        """The decoder of one value, for what the walk does not read."""
+        """The decoder of one value, for values that the compiled walk leaves."""
         return msgspec.json.Decoder(self._hint).decode
 
 

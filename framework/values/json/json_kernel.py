@@ -104,7 +104,7 @@ def _expect(followers: Ints, place: Int, begin: Int, size: Int, field: Int) -> N
 
 @inlined
 def _is_expected(followers: Ints, place: Int, size: Int, at: Int, end: Int) -> bool:
-    """Whether the text at an address, with a value behind it, is the one that was noted."""
+    """Whether the text at an address equals the noted one, and a value follows it."""
     if at + 8 > end or at + size >= end:
         return at + size < end and _same(followers[place, START], at, size)
     found = np.int64(load64(at)) ^ followers[place, WORD]
