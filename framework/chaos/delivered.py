@@ -48,12 +48,16 @@ class Delivered:
     Args:
         writer: the sink.
         partitions: of the storm.
+
+    Attributes:
+        rows: of windows, as `count` has found them.
     """
 
     def __init__(self, writer: Any, partitions: Sequence[TopicPartition]) -> None:
         self._writer = writer
         self._partitions = partitions
         self._topics = sorted({at.topic for at in partitions})
+        self.rows: list[dict[str, Any]] = []
 
     @property
     def place(self) -> str:

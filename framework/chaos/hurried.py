@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from ..loading import load_strategy
+from ..memory.window_model import with_offsets
 
 if TYPE_CHECKING:
     from ..reducers.reducer import Reducer
@@ -27,6 +28,7 @@ def __getattr__(name: str) -> Strategy:
 
 def hurried(strategy: Strategy) -> Strategy:
     """Return a strategy whose reducers flush soon; the one that is given stays as it is."""
+    strategy = with_offsets(strategy, keyed=False)  # by which the rows of windows are counted
     errors = strategy.reduce_err
     return strategy.with_chains(
         lambda _, chain: [_hurried(reducer) for reducer in chain],

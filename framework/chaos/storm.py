@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -15,15 +16,18 @@ from aiokafka.errors import for_code
 from anyio import to_thread
 
 from ..errors import KmrError, SettingsError, StrategyError
+from ..memory.window_model import with_offsets
 from ..record import TopicPartition
 from .course import Load, ScheduleRun
 from .delivered import CLICKHOUSE_VARIABLE, delivered_by, needs_clickhouse, read_batches
 from .faults import PROCESS_FAULTS, Strike, plan
 from .hurried import STRATEGY_VARIABLE
+from .records import map_all
 from .services import START_TIMEOUT, ProcessRecord, RunningServices, ServiceFailed, free_port
 from .site import SystemUnderTest, WorkerUnderTest
 from .verdict import Verdict, expect, judge
 from .view import GroupsView
+from .windows import require_countable, sink_of, wrong_windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -131,6 +135,8 @@ def carry_out(
         ServiceFailed: the processes do not come up.
     """
     began = time.monotonic()
+    require_countable(strategy)
+    strategy = with_offsets(strategy, keyed=False)
     ended = anyio.run(_carry_out, storm, strategy, directory, say)
     verdicts = {
         branch: judge(
@@ -142,6 +148,11 @@ def carry_out(
         )
         for branch, expected in expect(strategy, ended.batches).items()
     }
+    if (window := strategy.window) is not None:
+        wrong = wrong_windows(
+            window, map_all(strategy, ended.batches), ended.windows, ended.errors or Counter()
+        )
+        verdicts = {at: each.with_offences(wrong) for at, each in verdicts.items()}
     killed = sum(line["ending"] == "killed" for line in ended.record.processes)
     return StormOutcome(
         verdicts,
@@ -166,6 +177,7 @@ class _Ended:
     given_up: str
     struck: int
     sent: int
+    windows: Sequence[Mapping[str, Any]] = ()
 
 
 async def _carry_out(
@@ -203,8 +215,9 @@ async def _carry_out(
     acknowledged = {
         TopicPartition(*at): sorted(values) for at, values in site.load.acknowledged.items()
     }
+    rows = [row for sink in site.sinks.values() for row in sink.rows]
     return _Ended(
-        record, batches, found, errors, acknowledged, given_up, course.struck, site.load.sent
+        record, batches, found, errors, acknowledged, given_up, course.struck, site.load.sent, rows
     )
 
 
@@ -225,7 +238,7 @@ class _StrategyUnderTest(SystemUnderTest):
         partitions = storm.topic_partitions
         self.sinks: dict[str, Delivered] = {}
         for branch, chain in strategy.chains.items():
-            sink = delivered_by(chain[-1], partitions)
+            sink = sink_of(strategy, chain[-1], partitions)
             if sink is None:
                 raise StrategyError(
                     f"{type(chain[-1]).__name__}: kmr chaos cannot read what it has written, so it "
@@ -234,6 +247,10 @@ class _StrategyUnderTest(SystemUnderTest):
                 )
             self.sinks[branch] = sink
         self.errors = delivered_by(strategy.reduce_err, partitions)
+        if strategy.window is not None and self.errors is None:
+            raise StrategyError(
+                "kmr chaos: late records are looked for in reduce_err: write it to a topic or a table"
+            )
         self.bootstrap_servers = f"127.0.0.1:{free_port()}"
         self.view = GroupsView(self.bootstrap_servers, [GROUP], record)
         self.load = Load(self.bootstrap_servers, storm.values, storm.partitions, storm.rate, record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -79,6 +79,11 @@ class Verdict:
     doubled: int
     rows: int
     offences: tuple[Offence, ...]
+
+    def with_offences(self, wrong: Mapping[str, Sequence[str]]) -> Verdict:
+        """Return the verdict with more offences: examples by what is wrong."""
+        more = (Offence(what, len(names), tuple(names[:_SHOWN])) for what, names in wrong.items())
+        return replace(self, offences=(*self.offences, *more))
 
 
 def expect(

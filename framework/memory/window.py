@@ -10,7 +10,7 @@ import pyarrow as pa
 from ..config.schema import SECONDS, parse_quantity
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
-from ..record import Rows
+from ..record import COORDINATES, Rows
 from ..reducers.aggregate import ALL, AggregateFunction
 from ..reducers.collect import Collecting
 from ..reducers.sink import Refusal, RowsRefused
@@ -277,7 +277,8 @@ class Window(Collecting):
 
     def schema_after(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns of the rows that come out, for those that go in. Raises StrategyError."""
-        rows = Rows(schema.empty_table(), (), np.empty(0, np.int64))
+        places = COORDINATES.empty_table()
+        rows = Rows(schema.empty_table(), (), np.empty(0, np.int64), places=places)
         state = self.state()
         state.take(rows)
         out = state.close_all().schema

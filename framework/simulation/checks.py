@@ -14,10 +14,10 @@ from .windows import WindowChecks
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
+    from ..memory.window_model import WindowsOfLog
     from ..pipeline import Pipeline
     from ..record import Rows, TopicPartition
     from ..reducers.sink import Delivery
-    from .windows import WindowsOfLog
     from .world import SimulatedMember, World
 
 QUEUE_BATCHES: Final = 2

@@ -21,6 +21,7 @@ from ..errors import StrategyError
 from ..mapping.branching import offsets_in
 from ..mapping.executor import Executor
 from ..memory.distinct_model import without_duplicates
+from ..memory.window_model import WindowsOfLog, with_offsets
 from ..record import (
     OFFSET_COLUMNS,
     SCHEMA,
@@ -36,7 +37,6 @@ from .log import LogRecords
 from .run import UnreadMetrics, run_schedule
 from .schedule import Event, Schedule, generate, shrink
 from .sinks import ModelColumns, StrategyModels, table_columns
-from .windows import WindowsOfLog, with_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -130,7 +130,7 @@ class Simulator:
         expected, windows = self.expected, {}
         for at, result in mapped.items():
             batch = Batch.of(self.log[at])
-            found = windows[at] = WindowsOfLog(window, batch, result, len(expected.exists[at]))
+            found = windows[at] = WindowsOfLog(window, [(batch, result)])
             invalid = list(found.invalid)
             expected.failed[at][invalid], expected.rows[""][at][invalid] = True, 0
             if window.late == "dead-letter":

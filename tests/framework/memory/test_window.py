@@ -372,3 +372,9 @@ async def test_another_definition_of_windows_is_refused(clock: VirtualClock) -> 
     async with running(strategy, consumer):
         with pytest.raises(StrategyError, match="has open windows of '60s of ts'"):
             await consumer.rebalance([P0])
+
+
+def test_the_time_and_the_topic_may_be_those_of_the_record_where_the_columns_are_declared() -> None:
+    made = window(time="timestamp", by=["topic"]).schema_after(pa.schema([("o", pa.int64())]))
+    assert made.names[:2] == ["window_start", "window_end"]
+    assert "topic" in made.names
