@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ..mapping.results import MapResult
     from ..record import Batch, TopicPartition
     from .distinct import Distinct
+
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def without_duplicates(
@@ -72,7 +75,10 @@ def _passing(
             None in key
             or key not in last
             or (before is None) != (reached[0] is None)
-            or (before is not None and (reached[0] - before).total_seconds() >= distinct.within)
+            or (
+                before is not None
+                and (reached[0] - before) // _MICROSECOND >= distinct.microseconds
+            )
         )
         last[key] = reached[0]
     return passing

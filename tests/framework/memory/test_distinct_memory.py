@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kmr.mapping.results import MapResult
 from kmr.memory.distinct import Distinct
 from kmr.memory.distinct_memory import PartitionMemory
+from kmr.memory.distinct_model import without_duplicates
 from kmr.record import SCHEMA, Batch, TopicPartition
 from tests.examples import examples
 
@@ -170,3 +171,14 @@ def test_a_record_whose_rows_are_all_duplicates_is_a_dead_letter() -> None:
         (2, "duplicate: one row per id within 10 s")
     ]
     assert (found.passed, found.duplicates) == (3, 3)
+
+
+def test_the_model_of_storms_agrees_when_a_key_returns_exactly_within_the_time() -> None:
+    distinct = Distinct("id", "700ms", time="ts")
+    times = [BEGIN + timedelta(milliseconds=ms) for ms in (0, 699, 1399, 2100)]
+    table = pa.table({"id": [1] * 4, "ts": pa.array(times, pa.timestamp("ms", "UTC"))})
+    batch, _ = mapped([(offset, 1, 0) for offset in range(4)], by_column=True)
+    result = MapResult(table, batch.offsets())
+    passed = PartitionMemory({"": distinct}, T0, 0).note(batch, result).mapped.offsets.tolist()
+    ((_, model_passed),) = without_duplicates({"": distinct}, [(batch, result)])
+    assert passed == model_passed.offsets.tolist() == [0, 2, 3]
