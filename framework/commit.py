@@ -106,6 +106,7 @@ class Committer:
         self._lock = anyio.Lock(fast_acquire=True)
         self._fenced = anyio.Event()
         self._held = False
+        self._announcing: anyio.Event | None = None
         self._trouble = ""
         self.rejoins = 0
 
@@ -142,14 +143,10 @@ class Committer:
     async def _send(self, offsets: dict[TopicPartition, CommitOffset]) -> None:
         await self._consumer.commit(offsets)
 
-    async def _commit(
-        self,
-        ranges: Sequence[Range] = (),
-        announcing: tuple[TopicPartition, CommitOffset] | None = None,
-    ) -> bool:
+    async def _commit(self, ranges: Sequence[Range] = (), *, announces: bool = False) -> bool:
         async with self._lock:
-            if announcing is not None and self._is_acknowledged(*announcing):
-                return True  # by the commit of another lane
+            if announces:
+                self._announcing = None  # who comes from now on needs another commit
             if self._held or not self._ledgers.is_current(ranges):
                 return False
             moved = self._moved(ranges)
@@ -228,8 +225,17 @@ class Committer:
         """
         entry = self._entry(partition)
         announced, entry.is_found = entry.announce(announcement), entry.is_found or again
-        await checkpoint()  # lanes that were given their turn together announce in one commit
-        await self._commit(announcing=(partition, announced))
+        if self._announcing is None:
+            done = self._announcing = anyio.Event()
+            try:
+                await checkpoint()
+                await self._commit(announces=True)
+            finally:
+                done.set()
+                if self._announcing is done:
+                    self._announcing = None
+        else:
+            await self._announcing.wait()  # in one commit with other lanes
         return self._is_acknowledged(partition, announced)
 
     def close_windows(self, partition: TopicPartition, closed: Closed) -> None:

@@ -72,8 +72,10 @@ class JoinedTurn:
 
     def _look(self) -> None:
         if not self._gathered.is_set():
-            if self._expected <= self._present:
-                self._gathered.set()
+            if (
+                self._expected <= self._present
+            ):  # later, so that the last one goes on with the others
+                asyncio.get_running_loop().call_soon(self._gathered.set)
         elif len(self._items) >= len(self._expected):
             self._complete.set()
 
