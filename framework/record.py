@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -19,7 +19,7 @@ import pyarrow as pa
 from .columns.tagged_rows import is_tagged, tagged_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -446,6 +446,69 @@ class Rows:
         order = np.argsort(offsets, kind="stable")
         assert self.offsets is not None  # noqa: S101  the callers have looked
         return times.take(order[np.searchsorted(offsets, self.offsets, sorter=order)])
+
+
+def with_coordinates(parts: Iterable[Rows], names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the tables of `Rows.with_coordinates`, in order; neighbours with the same columns are one.
+
+    There may be thousands of parts with a row each: what is paid for a table is paid for them together.
+    """
+    for (schema, belongs), some in groupby(parts, key=_likeness):
+        alike = list(some)
+        if not belongs or len(alike) == 1:
+            yield from (rows.with_coordinates(names) for rows in alike)
+            continue
+        table = pa.concat_tables([rows.table for rows in alike])
+        lengths = [len(rows) for rows in alike]
+        for name in names:
+            if name in COORDINATES.names and name not in schema.names:
+                table = table.append_column(
+                    COORDINATES.field(name), _coordinate_of(alike, lengths, name)
+                )
+        yield table
+
+
+def _likeness(rows: Rows) -> tuple[pa.Schema, bool]:
+    """Return the columns of rows, and whether each is of a record and names it by its offset."""
+    return rows.table.schema, rows.offsets is not None and rows.places is None
+
+
+def _coordinate_of(parts: Sequence[Rows], lengths: Sequence[int], name: str) -> pa.Array[Any]:
+    match name:
+        case "topic":
+            topics = pa.array([rows.ranges[0].topic for rows in parts])
+            return topics.take(pa.array(np.repeat(np.arange(len(parts)), lengths), pa.int64()))
+        case "partition":
+            partitions = [rows.ranges[0].partition for rows in parts]
+            return pa.array(np.repeat(np.array(partitions, dtype=np.int32), lengths))
+        case "offset":
+            return pa.array(_offsets_of(parts))
+        case _:
+            return _times_of(parts, lengths)
+
+
+def _offsets_of(parts: Sequence[Rows]) -> NDArray[np.int64]:
+    return np.concatenate([rows.offsets for rows in parts if rows.offsets is not None])
+
+
+def _times_of(parts: Sequence[Rows], lengths: Sequence[int]) -> pa.Array[Any]:
+    """Return the timestamp of each row's record, which is in the sources of the row's part."""
+    records = [batch.records for rows in parts for batch in rows.sources]
+    part_of = np.repeat(np.arange(len(parts)), [len(rows.sources) for rows in parts])
+    sizes = np.array([each.num_rows for each in records])
+    keys = pa.chunked_array([each.column("offset") for each in records]).to_numpy()
+    ends = np.cumsum(sizes)
+    first, last = np.full(len(parts), np.iinfo(np.int64).max), np.zeros(len(parts), np.int64)
+    np.minimum.at(first, part_of, keys[ends - sizes])
+    np.maximum.at(last, part_of, keys[ends - 1])
+    # Offsets of the parts one behind the other, so that none is in two of them.
+    shift = np.concatenate([[0], np.cumsum(last - first + 1)[:-1]]) - first
+    keys = keys + np.repeat(shift[part_of], sizes)
+    wanted = _offsets_of(parts) + np.repeat(shift, lengths)
+    order = np.argsort(keys, kind="stable")
+    times = pa.chunked_array([each.column("timestamp") for each in records]).combine_chunks()
+    found = order[np.searchsorted(keys, wanted, sorter=order)]
+    return times.take(pa.array(found, pa.int64()))
 
 
 class ReplayEnd:

@@ -11,11 +11,13 @@ import anyio
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kmr import Aggregate, Batcher, Collect, Json, Record, Strategy
 from kmr.delivery.failures import failed_records
 from kmr.mapping.results import Failure
-from kmr.record import COORDINATES, Range, Rows, filled, with_offset_columns
+from kmr.record import COORDINATES, Range, Rows, filled, with_coordinates, with_offset_columns
 from kmr.reducers.flushing import Buffer, attempt_flush
 from kmr.reducers.sink import NEW
 from kmr.sinks import ClickHouseWriter
@@ -53,6 +55,39 @@ def test_rows_are_given_the_columns_of_their_records_that_they_lack() -> None:
     table = own.with_coordinates(["partition", "offset"])
     assert table.column_names == ["offset", "n", "partition"]
     assert table.column("offset").to_pylist() == ["a", "b", "c"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["t", "u"]),
+            st.integers(0, 3),
+            st.lists(st.integers(0, 9), max_size=4),
+            st.sampled_from(["rows", "others", "places", "none"]),
+        ),
+        max_size=12,
+    )
+)
+def test_many_parts_together_have_the_same_columns_as_each_alone(
+    shapes: list[tuple[str, int, list[int], str]],
+) -> None:
+    parts = []
+    for topic, partition, offsets, kind in shapes:
+        rows = rows_of(topic, partition, sorted(offsets))
+        if kind == "others":
+            rows = replace(
+                rows, table=rows.table.append_column("partition", rows.table.column("n"))
+            )
+        elif kind == "places":
+            rows = replace(rows, places=rows.coordinates)
+        elif kind == "none":
+            rows = replace(rows, offsets=None)
+        parts.append(rows)
+    names = COORDINATES.names
+    alone = [row for rows in parts for row in rows.with_coordinates(names).to_pylist()]
+    together = list(with_coordinates(parts, names))
+    assert [row for table in together for row in table.to_pylist()] == alone
+    assert len(together) <= max(1, len(parts))
 
 
 def test_cut_taken_and_filtered_rows_keep_their_records() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from ...column_types import choose_type
 from ...columns.kinds import has_values, whole
 from ...columns.reasons import count_values
 from ...errors import KmrError, SinkError, StrategyError
-from ...record import OFFSET_COLUMNS, PLACED
+from ...record import OFFSET_COLUMNS, PLACED, with_coordinates
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
 from ..answers import Answer, of_clickhouse
@@ -229,14 +230,10 @@ class Inserter:
 
     def _cast(self, insert: RangeRows, table: ClickHouseTable) -> Block:
         coordinates = table.coordinates(self.columns)
-        parts = [rows.with_coordinates(coordinates) for rows in insert.parts]
+        parts = list(with_coordinates(insert.parts, coordinates))
         names = list(dict.fromkeys(name for part in parts for name in part.column_names))
-        own = {
-            name
-            for rows in insert.parts
-            if rows.table.schema.metadata != PLACED
-            for name in rows.table.column_names
-        }
+        kinds = groupby((rows.table.schema, rows.table.schema.metadata) for rows in insert.parts)
+        own = {name for (each, mark), _ in kinds if mark != PLACED for name in each.names}
         advice = advice_to_count(table, self.columns, own)
         if advice and advice not in self._warned:
             self._warned.add(advice)
