@@ -193,13 +193,13 @@ class Turns:
     @property
     def late(self) -> float:
         """Seconds beyond `max_age` that the oldest rows have waited for their turn; 0 if none wait."""
-        now = anyio.current_time()
+        now = _now()
         return max(
             (now - each.deadline for each in self._waiting.values() if each.held), default=0.0
         )
 
     def _refill(self) -> None:
-        now = anyio.current_time()
+        now = _now()
         before, self._refilled = self._refilled, now
         if before is not None:
             more = (now - before) * self._per_second
@@ -263,7 +263,12 @@ class Turns:
     def _urgency(self, lane: WaitingLane) -> float:
         """Return the age and the number of the rows, each in units of its limit."""
         buffer = self._waiting[lane]
-        age = 0.0 if buffer.since is None else anyio.current_time() - buffer.since
+        age = 0.0 if buffer.since is None else _now() - buffer.since
         return age / (buffer.reducer.max_age or 1.0) + buffer.rows / (
             buffer.reducer.max_rows or 32_768
         )
+
+
+def _now() -> float:
+    """Return the event loop's time, also in a callback of a loop that anyio has not started."""
+    return asyncio.get_running_loop().time()

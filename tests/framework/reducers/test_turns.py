@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -288,3 +289,17 @@ async def test_the_others_try_again_when_the_lane_that_writes_is_stopped(
         await clock.settle()
         scopes[0].cancel()
     assert failed == ["the lane that writes for others was stopped"]
+
+
+def test_turns_are_given_in_a_loop_that_anyio_has_not_started() -> None:
+    """As that of a notebook is."""
+
+    async def run() -> list[float | None]:
+        turns = Turns(20)
+        lanes = [Lane(turns, 1) for _ in range(30)]
+        for lane in lanes:
+            lane.look()
+        await asyncio.sleep(1.0)
+        return [lane.at for lane in lanes]
+
+    assert None not in asyncio.run(run())
