@@ -42,7 +42,7 @@ class Lane:
 
     def look(self) -> None:
         if self.at is None and self.turns.take(self, self.buffer):
-            self.at = anyio.current_time()
+            self.at = asyncio.get_running_loop().time()
 
 
 async def test_few_lanes_never_wait(clock: VirtualClock) -> None:
