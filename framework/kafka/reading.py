@@ -37,13 +37,13 @@ class Progress:
     Attributes:
         of: offsets that it had to read when it began; None before.
         read: how many of them were yielded.
-        partitions: the numbers of the topic's partitions.
+        starts: the first offset of each of the topic's partitions.
     """
 
     def __init__(self) -> None:
         self.of: int | None = None
         self.read = 0
-        self.partitions: frozenset[int] = frozenset()
+        self.starts: Mapping[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._reader: tuple[aiokafka.AIOKafkaConsumer, BatchFetcher] | None = None
 
@@ -56,7 +56,7 @@ class Progress:
         """Note what there is to read: from the first offset to the one before the second."""
         self._ends = {at: end for at, (_, end) in spans.items()}
         self.of = sum(end - start for start, end in spans.values())
-        self.partitions = frozenset(each.partition for each in spans)
+        self.starts = {at: start for at, (start, _) in spans.items()}
         self._reader = consumer, fetcher
 
     def note(self, batch: Batch) -> None:
@@ -92,7 +92,7 @@ class Progress:
         """Raise ConsumerError if the topic has got partitions since the beginning."""
         if self._reader is not None:
             numbers = self._reader[0]._client.cluster.partitions_for_topic(topic)
-            if frozenset(numbers or ()) - self.partitions:
+            if frozenset(numbers or ()) - {at.partition for at in self.starts}:
                 raise ConsumerError(f"{topic} has new partitions; it has to be read again")
 
 
@@ -106,7 +106,7 @@ class RecordSelection:
         follow: go on with new records, without end.
         caught_up: with `follow`, called when everything that the topic had at the time of the call was
             yielded, and the caller asks for more.
-        progress: tells the caller how far it is.
+        progress: tells the caller how far it is; then partitions that the topic gets end the reading.
         spans: only these partitions, from the first offset to the one before the second; None: all.
         isolation_level: `read_committed` leaves out records of open and aborted transactions.
     """
@@ -135,7 +135,7 @@ async def read_topic(
         starts, ends = await _bounds(consumer, config, topic, window)
         behind = {at: end for at, end in ends.items() if starts[at] < end}
         caught_up, progress = window.caught_up, window.progress or Progress()
-        if window.spans is None:
+        if window.progress is not None:
             progress.begin(consumer, fetcher, {at: (starts[at], end) for at, end in ends.items()})
         if window.follow:
             ends = dict.fromkeys(ends, 2**63 - 1)

@@ -129,5 +129,6 @@ class Follower(ABC):
                 mebibytes=round(nbytes / 2**20, 1),
             )
         self._problem = None
+        self._passed.notify()
         if not loaded.done():
             loaded.set_result(None)

@@ -55,10 +55,13 @@ class TopicFollower(Follower):
 
     @property
     def stale(self) -> float:
+        self._look()
+        return super().stale
+
+    def _look(self) -> None:
         known = self._progress.current_at()
         if known is not None and self._problem is None and self._table is not None:
             self._current_at = known
-        return super().stale
 
     def status(self) -> TableStatus:
         progress = self._progress
@@ -66,7 +69,9 @@ class TopicFollower(Follower):
 
     async def catch_up(self) -> None:
         ends = await self._progress.ends()
-        while any(self._applied.get(at, 0) < end for at, end in ends.items()):
+        while self._problem is not None or any(
+            self._applied.get(at, self._progress.starts[at]) < end for at, end in ends.items()
+        ):
             await self._passed.wait()
 
     def _may_pass(self, error: KmrError) -> bool:
@@ -75,6 +80,7 @@ class TopicFollower(Follower):
     async def _read(self, loaded: asyncio.Future[None]) -> None:
         store = self._make(self.name, self._lookup)
         progress = self._progress = Progress()
+        self._applied = {}
         said = anyio.current_time()
         times: dict[int, int] = {}
         is_live = False
@@ -93,9 +99,10 @@ class TopicFollower(Follower):
             async for batch in batches:
                 made = await run_in_thread(apply, batch.records)
                 self._table = self._table if made is None else made
+                self._look()
                 self._report(store)
                 times[batch.partition] = max(times.get(batch.partition, -1), batch.max_timestamp_ms)
-                passed = min(times.get(number, -1) for number in progress.partitions)
+                passed = min(times.get(at.partition, -1) for at in progress.starts)
                 self.passed_ms = max(self.passed_ms, passed)
                 self._applied[batch.topic_partition] = batch.last + 1
                 self._passed.notify()

@@ -10,7 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from kmr.broker.client import BatchProducer
 from kmr.errors import BrokerUnavailable, ConsumerError
 from kmr.kafka.connection import ConnectionConfig
-from kmr.kafka.reading import read_range, read_topic
+from kmr.kafka.reading import RecordSelection, read_range, read_topic
 from kmr.record import TopicPartition
 from tests.framework.kafka.members import consumer_config
 
@@ -36,6 +36,21 @@ async def test_every_record_of_every_partition_is_read_once_in_order(broker: Bro
     assert [offset for partition, offset in found if partition == 0] == list(range(5000))
     assert [offset for partition, offset in found if partition == 2] == [0, 1, 2]
     assert len(found) == 5003
+
+
+async def test_only_the_spans_of_a_selection_are_read(broker: Broker) -> None:
+    await broker.topics.create("t", 3)
+    async with BatchProducer(broker.bootstrap_servers, "t") as producer:
+        for partition in range(3):
+            await producer.send([b"v"] * 10, partition=partition)
+    config = ConnectionConfig(bootstrap_servers=broker.bootstrap_servers)
+    spans = RecordSelection(spans={0: (2, 5), 2: (9, 10)})
+    found = [
+        (batch.partition, offset)
+        async for batch in read_topic(config, "t", spans)
+        for offset in batch.offsets().tolist()
+    ]
+    assert sorted(found) == [(0, 2), (0, 3), (0, 4), (2, 9)]
 
 
 async def test_an_empty_topic_has_nothing(broker: Broker) -> None:

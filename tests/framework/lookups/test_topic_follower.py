@@ -12,8 +12,8 @@ import aiohttp
 import anyio
 import msgspec
 import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 from prometheus_client import generate_latest
 from rich.console import Console
 
@@ -263,6 +263,27 @@ async def test_a_topic_that_is_made_anew_is_read_again(
             while 9 not in tables()["customers"]:  # noqa: ASYNC110
                 await anyio.sleep(0.05)
         assert len(tables()["customers"]) == 1
+
+
+@pytest.mark.usefixtures("_topics")
+async def test_a_table_that_has_caught_up_has_everything_that_was_produced_before(
+    broker: Broker, produce: Produce
+) -> None:
+    lookup = Lookup("customers", key="id", value=Json(Customer))
+    tables = Tables({"customers": lookup}, connection_config(settings_of(broker)), as_columns=True)
+    await produce("customers", customers(90, 95, "deleted"), 2)
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    await admin.start()
+    await admin.delete_records({TopicPartition("customers", 2): RecordsToDelete(5)})
+    await admin.close()
+    async with tables.following():
+        with anyio.fail_after(20):
+            await tables.catch_up()
+        for number in range(20):
+            await produce("customers", customers(number, number + 1, "new"), number % 3)
+            with anyio.fail_after(20):
+                await tables.catch_up()
+            assert len(tables()["customers"]) == number + 1
 
 
 @pytest.mark.usefixtures("_topics")
