@@ -23,7 +23,7 @@ from chaos.resources import watch_memory, watch_resources
 from chaos.workload import FILES, HANG
 from kmr.chaos import site as worker_site
 from kmr.chaos.services import START_TIMEOUT, RunningServices, ServiceFailed, free_port
-from kmr.chaos.view import GroupsView
+from kmr.chaos.site import GroupsView
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

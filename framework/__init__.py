@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from .values.debezium.change import Change as Change
     from .values.debezium.debezium import Debezium as Debezium
     from .values.json.json_format import Json as Json
-    from .values.messagepack import MessagePack as MessagePack
     from .values.plain import Bytes as Bytes
+    from .values.plain import MessagePack as MessagePack
     from .values.plain import Text as Text
     from .values.protobuf.protobuf_format import Protobuf as Protobuf
     from .values.registry.registry import Registry as Registry

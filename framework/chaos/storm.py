@@ -24,9 +24,8 @@ from .faults import PROCESS_FAULTS, Strike, plan
 from .hurried import STRATEGY_VARIABLE
 from .records import map_all
 from .services import START_TIMEOUT, ProcessRecord, RunningServices, ServiceFailed, free_port
-from .site import SystemUnderTest, WorkerUnderTest
+from .site import GroupsView, SystemUnderTest, WorkerUnderTest
 from .verdict import Verdict, expect, judge
-from .view import GroupsView
 from .windows import require_countable, sink_of, wrong_windows
 
 if TYPE_CHECKING:

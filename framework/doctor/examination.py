@@ -29,8 +29,7 @@ from ..reducers.finding import Finding
 from ..reducers.reducer import ERROR_STAGE
 from ..reducers.sink import Sink, opens
 from ..service.process import memory_limit, processor_limit
-from .cluster import ClusterCheck
-from .offsets import check_offsets
+from .cluster import ClusterCheck, check_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -1,13 +1,19 @@
-"""`Text` and `Bytes`: values that are one column."""
+"""Value formats that ask no registry: `Text` and `Bytes`, which are one column, and `MessagePack`."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
-from .reasons import MALFORMED
-from .value_format import Decoded, DecodedObjects, ValueFormat
+from .schemas import row_type
+from .typed import TypedFormat
+from .value_format import MALFORMED, Decoded, DecodedObjects, ValueFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class _OneColumn(ValueFormat):
@@ -63,3 +69,27 @@ class Text(_OneColumn):
                 texts.append(None)
                 failures[row] = f"{MALFORMED}invalid UTF-8 at byte {error.start}: {error.reason}"
         return Decoded(self._columns(pa.array(texts, pa.string())), failures)
+
+
+class MessagePack(TypedFormat):
+    """Values that are MessagePack maps of one type."""
+
+    def encode_one(self, value: Any) -> bytes:
+        return msgspec.msgpack.encode(value)
+
+    @property
+    def decoder(self) -> Callable[[Any], Any]:
+        return _decoder(self.type)
+
+    def decode_as(self, cls: type, value: bytes) -> object:
+        decoded: object = msgspec.msgpack.decode(value, type=cls)
+        return decoded
+
+
+@lru_cache(maxsize=256)
+def _decoder(source: type | pa.Schema) -> Callable[[Any], Any]:
+    rows = row_type(source)
+    if rows.is_pydantic:
+        validate: Callable[[Any], Any] = rows.cls.model_validate  # type: ignore[attr-defined]
+        return lambda value: validate(msgspec.msgpack.decode(value))
+    return msgspec.msgpack.Decoder(rows.cls).decode

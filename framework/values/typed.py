@@ -14,9 +14,8 @@ from ..columns.kinds import whole
 from ..columns.texts import python_values
 from ..errors import StrategyError
 from .encoding import dict_of, encode_each, fit_rows, refuse
-from .reasons import reason_of_value
 from .schemas import item_of, nested_columns, row_type
-from .value_format import Decoded, DecodedObjects, ValueFormat
+from .value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value
 
 if TYPE_CHECKING:
     import builtins

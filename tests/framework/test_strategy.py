@@ -18,7 +18,7 @@ from kmr.reducers.collect import Batcher
 from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter
 from kmr.testing import Journal, MemoryWriter
 from kmr.values.json.json_format import Json
-from kmr.values.messagepack import MessagePack
+from kmr.values.plain import MessagePack
 
 from .workers import locate
 

@@ -16,7 +16,6 @@ from ...columns.texts import excerpt
 from ...errors import StrategyError
 from ..decoding.slot_decoding import CompiledDecoder, SchemaColumns, decode_slots
 from ..encoding import DoesNotFit, dict_of, encode_each, fit_rows, plain_rows
-from ..reasons import reason_of_value
 from ..registry.framing import (
     NO_SCHEMA_ID,
     NULL,
@@ -30,7 +29,7 @@ from ..registry.framing import (
 from ..registry.per_process import PerProcess
 from ..registry.registry import RegisteredSchema, Registry, UnknownSchema
 from ..schemas import row_type
-from ..value_format import Decoded, DecodedObjects, ValueFormat
+from ..value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value
 from . import kernel
 from .program import SchemaPrograms
 from .schema import (

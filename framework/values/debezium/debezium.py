@@ -13,11 +13,10 @@ import pyarrow.compute as pc
 from ...columns.texts import python_values
 from ...errors import StrategyError
 from ..json.json_format import Json
-from ..reasons import reason_of_value
 from ..registry.per_process import PerProcess
 from ..schemas import row_type
 from ..typed import encoded_fields
-from ..value_format import Decoded, DecodedObjects, ValueFormat
+from ..value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value
 from .change import CONTROL, Change
 from .columns_envelope import ColumnsEnvelopes
 from .encodings import Encoding

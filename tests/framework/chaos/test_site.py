@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import pytest
 
-from kmr.chaos.site import SystemUnderTest, WorkerUnderTest
-from kmr.chaos.view import GroupsView
+from kmr.chaos.site import GroupsView, SystemUnderTest, WorkerUnderTest
 from kmr.kafka.admin import GroupListing, GroupMember
 from kmr.record import TopicPartition
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from kmr.broker.client import BatchProducer
-from kmr.chaos.view import GroupsView
+from kmr.chaos.site import GroupsView
 from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import ConnectionConfig
 from kmr.kafka.consumer import CommitOffset

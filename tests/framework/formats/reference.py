@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import crc32c
 
 from kmr.errors import CorruptRecords
-from kmr.formats.codecs import CodecError, Decompressed
+from kmr.formats.batch_decoder import CodecError, Decompressed
 from kmr.formats.columns import Row, from_rows
 
 if TYPE_CHECKING:

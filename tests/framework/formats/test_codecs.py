@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import cramjam
 import pytest
 
-from kmr.formats.codecs import CodecError, Decompressed
+from kmr.formats.batch_decoder import CodecError, Decompressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kmr.values.reasons import reason_of_value
+from kmr.values.value_format import reason_of_value
 
 
 class Inner(msgspec.Struct):
