@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from pyspark import cloudpickle
 
+from .._extras import require_extra
 from ..errors import StrategyError, reason_of
 
 if TYPE_CHECKING:
@@ -42,8 +42,12 @@ def strategy_modules(strategy: Strategy) -> dict[str, Path]:
     that its pickled form names: of the map, the sinks, the types of values and tables, and whatever they use.
 
     Raises:
+        MissingExtra: pyspark is not installed.
         StrategyError: it cannot be pickled.
     """
+    require_extra("spark", "Spark")
+    from pyspark import cloudpickle
+
     try:
         pickled = cloudpickle.dumps(strategy)  # type: ignore[no-untyped-call]
     except Exception as error:
