@@ -427,8 +427,7 @@ class Connection(asyncio.BufferedProtocol):
         if reply.later is not None:
             self._wait_for(reply, reply.later)
         elif reply.flush is not None:
-            if reply.requests == 1:  # else it is there
-                self._outbox.add(reply)
+            self._outbox.add(reply)
             if reply.flush is not self._flush:
                 self._flush = reply.flush
                 self._flush.then(self._flushed)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SLICE_BYTES = 256 * 1024  # one write of a large response: the transport copies the unsent rest
 _COPIED_BYTES = 32 * 1024  # up to this size a copy is cheaper than keeping the buffer
-_MAX_WAITING = 64
+_MAX_WAITING = 64  # requests
 
 
 class Outbox:
@@ -34,6 +34,7 @@ class Outbox:
         self._sending: tuple[Reply, memoryview] | None = None  # what is left of its body
         self._writable = True
         self._closed = False
+        self._unsent = 0  # requests
         self.is_full = False
         """Whether a response must be sent before the next request is handled."""
 
@@ -53,9 +54,11 @@ class Outbox:
         return iter(self._replies)
 
     def add(self, reply: Reply) -> None:
-        """Append a response for `send`."""
-        self._replies.append(reply)
-        if reply.release is not None or len(self._replies) >= _MAX_WAITING:
+        """Append a response for `send`, or note that the last one answers one more request."""
+        if reply.requests == 1:
+            self._replies.append(reply)
+        self._unsent += 1
+        if reply.release is not None or self._unsent >= _MAX_WAITING:
             self.is_full = True
 
     def pause(self) -> None:
@@ -90,6 +93,7 @@ class Outbox:
                     break
                 body = reply.after_flush()
             replies.popleft()
+            self._unsent -= reply.requests
             now = now or monotonic()
             reply.meter.answered(now - reply.began, reply.requests)
             if body is None:
@@ -107,8 +111,10 @@ class Outbox:
                     )
                 ready.append(body)
         self._write(ready)
-        self.is_full = self.is_blocked or (
-            bool(replies) and (replies[-1].release is not None or len(replies) >= _MAX_WAITING)
+        self.is_full = (
+            self.is_blocked
+            or self._unsent >= _MAX_WAITING
+            or (bool(replies) and replies[-1].release is not None)
         )
 
     def _write(self, ready: list[bytes | bytearray | memoryview]) -> None:

@@ -8,6 +8,7 @@ from kmr.broker.apis.api import Reply
 from kmr.broker.apis.meters import RequestMeters
 from kmr.broker.protocol.fetch_response import FETCH_HEADROOM
 from kmr.broker.server.outbox import Outbox
+from kmr.broker.storage.group_commit import Flush
 
 if TYPE_CHECKING:
     import asyncio
@@ -94,3 +95,20 @@ def test_a_closed_outbox_releases_all_buffers() -> None:
     assert sorted(released) == [MIB, 2 * MIB]
     transport.outbox.send()
     assert len(transport.written) == 1
+
+
+def test_answers_that_are_joined_count_one_by_one_until_it_is_full() -> None:
+    transport, flush = Transport(), Flush()
+    joined = Reply(flush=flush, after_flush=lambda: b"joined", requests=0, meter=METERS.of(1))
+    for _ in range(63):
+        joined.requests += 1
+        transport.outbox.add(joined)
+    assert not transport.outbox.is_full
+    joined.requests += 1
+    transport.outbox.add(joined)
+    assert transport.outbox.is_full
+    transport.outbox.send()
+    assert (transport.written, transport.outbox.is_full) == ([], True)
+    flush.finish()
+    transport.outbox.send()
+    assert (transport.written, transport.outbox.is_full) == ([b"joined"], False)

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from unittest.mock import patch
@@ -336,3 +337,40 @@ async def test_a_producer_without_answers_is_not_answered_when_it_repeats_a_requ
     for _ in range(3):
         await client.send(client.message(PRODUCE, 9, acks=0, topic_data=_data(batch(b"1"))))
     assert (await _result(client, batch(b"1"))).base_offset == 3
+
+
+async def test_so_many_answers_at_most_wait_for_a_slow_disk(
+    start: Start,
+    connect: Connect,
+    batch: Callable[..., bytes],
+    until: Callable[[Callable[[], bool]], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = await start(fsync="always")
+    await broker.topics.create("a")
+    client = await connect(broker)
+    await _result(client, batch(b"1"))
+    is_fast = Event()
+    works = PartitionLog.fsync
+
+    def slow(log: PartitionLog) -> int:
+        is_fast.wait(30)
+        return works(log)
+
+    def waiting() -> float:
+        value = broker.metrics.registry.get_sample_value(
+            "kmr_broker_requests_in_flight", {"api": "Produce"}
+        )
+        assert value is not None
+        return value
+
+    monkeypatch.setattr(PartitionLog, "fsync", slow)
+    request = client.message(PRODUCE, 9, acks=1, topic_data=_data(batch(b"2")))
+    await client.send_bytes(b"".join(client.frame(request, number) for number in range(500)))
+    await until(lambda: waiting() == 64)
+    await asyncio.sleep(0.1)
+    assert waiting() == 64
+    is_fast.set()
+    for number in range(500):
+        answer = await client.receive(request, number)
+        assert answer.responses[0].partition_responses[0].base_offset == number + 1
