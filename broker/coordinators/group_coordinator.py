@@ -33,7 +33,7 @@ from .groups.group_types import (
     SyncRequest,
     SyncResult,
 )
-from .groups.name_patterns import InvalidPattern, matching_names, prepare
+from .groups.name_patterns import InvalidPattern, NamePatterns
 from .offset_store import CommittedOffset, OffsetStore
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class GroupCoordinator:
         self._supervisor = supervisor or Supervision()
         self._topics = topics
         self._groups: dict[str, Group | ConsumerGroup] = {}
+        self._patterns = NamePatterns()
         self._group_bytes = 0
         """About the memory of all groups: counted once a second, and raised by each request."""
         self._unstored: set[str] = set()
@@ -198,13 +199,16 @@ class GroupCoordinator:
         error = _check_name(group_id)
         if error is not None:
             return ConsumerHeartbeatResult(error=error)
-        if request.regex or self._expression(group_id, request.member_id):
-            await prepare()
+        error = self._has_no_group(group_id, request)
+        if error is None:
+            try:
+                request = await self._with_matched_topics(group_id, request, may_see)
+            except InvalidPattern:
+                return ConsumerHeartbeatResult(error=GroupError.INVALID_REGULAR_EXPRESSION)
+            error = self._has_no_group(group_id, request)
+        if error is not None:
+            return ConsumerHeartbeatResult(error=error)
         before = self._groups.get(group_id)
-        if isinstance(before, Group) and not before.is_idle:
-            return ConsumerHeartbeatResult(error=GroupError.GROUP_ID_NOT_FOUND)
-        if not isinstance(before, ConsumerGroup) and request.epoch != JOIN_EPOCH:
-            return ConsumerHeartbeatResult(error=GroupError.UNKNOWN_MEMBER_ID)
         if request.topics is not None or request.regex is not None:
             kept = 0 if before is None else before.kept_by(request.member_id)
             more = request.kept_bytes - kept
@@ -214,10 +218,6 @@ class GroupCoordinator:
                 return ConsumerHeartbeatResult(error=GroupError.GROUP_MAX_SIZE_REACHED)
             self._group_bytes += more
         group = before if isinstance(before, ConsumerGroup) else self._new_consumer_group(group_id)
-        try:
-            request = self._with_matched_topics(group, request, may_see)
-        except InvalidPattern:
-            return ConsumerHeartbeatResult(error=GroupError.INVALID_REGULAR_EXPRESSION)
         result = group.heartbeat(request)
         if group is not before:
             if result.error is not None:
@@ -229,30 +229,39 @@ class GroupCoordinator:
         await self.offsets.until_durable(self._store(group))
         return result
 
-    def _expression(self, group_id: str, member_id: str) -> str:
-        """Return the regular expression that a member of a group of KIP-848 has, "" if it has none."""
+    def _has_no_group(self, group_id: str, request: ConsumerHeartbeat) -> GroupError | None:
+        """Return the error if there is no group of KIP-848, and the request cannot make one."""
         group = self._groups.get(group_id)
-        member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
-        return "" if member is None else member.regex
+        if isinstance(group, Group) and not group.is_idle:
+            return GroupError.GROUP_ID_NOT_FOUND
+        if not isinstance(group, ConsumerGroup) and request.epoch != JOIN_EPOCH:
+            return GroupError.UNKNOWN_MEMBER_ID
+        return None
 
-    def _with_matched_topics(
-        self, group: ConsumerGroup, request: ConsumerHeartbeat, may_see: Callable[[str], bool]
+    async def _with_matched_topics(
+        self, group_id: str, request: ConsumerHeartbeat, may_see: Callable[[str], bool]
     ) -> ConsumerHeartbeat:
         """Match the member's expression again: if it, or the topics, have changed, or after a minute."""
-        member = group.members.get(request.member_id)
-        pattern = request.regex
-        if pattern is None and member is not None:
-            pattern = member.regex
-        if not pattern or self._topics is None or request.epoch < JOIN_EPOCH:
-            return request
-        now, version = self._now(), self._topics.version
-        if member is not None and pattern == member.regex and request.epoch != JOIN_EPOCH:
-            matched_version, matched_at = member.matched_at
-            if version == matched_version and 0 <= now - matched_at < _MATCHED_FOR:
+        while True:
+            group = self._groups.get(group_id)
+            members = group.members if isinstance(group, ConsumerGroup) else {}
+            member = members.get(request.member_id)
+            pattern = request.regex
+            if pattern is None and member is not None:
+                pattern = member.regex
+            if not pattern or self._topics is None or request.epoch < JOIN_EPOCH:
                 return request
-        names = [each.name for each in self._topics]  # internal ones too, as in Kafka
-        matched = tuple(each for each in matching_names(pattern, names) if may_see(each))
-        return replace(request, matched=matched, matched_at=(version, now))
+            now, version = self._now(), self._topics.version
+            if member is not None and pattern == member.regex and request.epoch != JOIN_EPOCH:
+                matched_version, matched_at = member.matched_at
+                if version == matched_version and 0 <= now - matched_at < _MATCHED_FOR:
+                    return request
+            names = [each.name for each in self._topics]  # internal ones too, as in Kafka
+            matched = await self._patterns.match(pattern, names)
+            member = members.get(request.member_id)
+            if request.regex is not None or member is None or member.regex == pattern:
+                matched = tuple(each for each in matched if may_see(each))
+                return replace(request, matched=matched, matched_at=(version, now))
 
     # -- offsets -------------------------------------------------------------------------------
 
