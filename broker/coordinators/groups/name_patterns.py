@@ -1,7 +1,7 @@
 """Regular expressions of names (KIP-848, KIP-1152), with RE2's syntax as in Kafka; matched in linear time.
 
-Linear is not short: `(a|b)*a(a|b){200}c` takes 2 ms for a name of 249 letters. So names are matched in a thread
-of their own, and for a limited time.
+Linear is not short: `(a|b)*a(a|b){200}c` takes 2 ms for a name of 249 letters. So names are matched in a
+thread, and for a limited time.
 """
 
 from __future__ import annotations
