@@ -9,7 +9,7 @@ from kmr.mapping.functions import map_record
 from kmr.memory.distinct import Distinct
 from kmr.memory.window import Window
 from kmr.record import Record
-from kmr.reducers.collect import Batcher
+from kmr.reducers.collect import Batcher, one_table
 from kmr.simulation.loop import SimulationLoop
 from kmr.sinks import ClickHouseWriter, KafkaWriter, RangeWriter
 from kmr.strategy import Strategy
@@ -17,6 +17,8 @@ from kmr.testing import Journal, MemoryWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    import pyarrow as pa
 
     from kmr.sinks import RangeRows
 
@@ -92,6 +94,16 @@ class Ranges(RangeWriter):
         raise AssertionError("a simulation has called the real sink")
 
 
+class SlowBatcher(Batcher):
+    """Joins rows as `Batcher`, after some time: its flushes overlap with those of the next stage."""
+
+    async def flush(self) -> pa.Table:  # type: ignore[override]
+        rows = one_table(self.rows)
+        if isinstance(asyncio.get_running_loop(), SimulationLoop):
+            await asyncio.sleep(0.3 + 0.8 * (rows.num_rows % 4))
+        return rows.combine_chunks()
+
+
 def _errors() -> MemoryWriter:
     return MemoryWriter(Journal(), max_age=1.0)
 
@@ -135,6 +147,12 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
     "chain of ranges": lambda: _chain(Ranges()),
     "transactions": lambda: Strategy(
         locate, [KafkaWriter("out", delivery="exactly-once")], reduce_err=_errors()
+    ),
+    "slow chain of ranges": lambda: Strategy(
+        locate, [SlowBatcher(), Ranges()], reduce_err=_errors()
+    ),
+    "slow chain at least once": lambda: Strategy(
+        locate, [SlowBatcher(), MemoryWriter(Journal())], reduce_err=_errors()
     ),
     "chain at least once": lambda: _chain(MemoryWriter(Journal())),
     "fan-out into clickhouse": lambda: Strategy(
