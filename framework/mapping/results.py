@@ -11,8 +11,9 @@ from enum import Enum
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from ..record import Batch
 
 NO_OFFSETS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+_CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
+_ENDLESS: Final = "it contains itself, or is nested more than 1,000 levels deep"
+_WALKER: Final = msgspec.msgpack.Encoder(enc_hook=lambda _: None)
+"""It walks through values, a hundred times faster than Arrow, and stops where they are too deep."""
 
 
 class Failure(NamedTuple):
@@ -197,17 +203,47 @@ def _column(
     values: list[Any], name: str, kind: pa.DataType | None, misfits: dict[int, str]
 ) -> pa.Array[Any]:
     """Convert the values of one column; those that do not fit become null, and get a reason in `misfits`."""
-    with suppress(Exception):  # a value may be of any class
-        column = pa.array(values, kind)
-        if kind is not None or _are_as_they_were(values, column.type):
-            return column
     refused: dict[int, str] = {}
     if kind is None:
-        values = list(map(_plain, values))
+        values = _finite(values, refused)
+    with suppress(Exception):  # a value may be of any class
+        column = pa.array(values, kind)
+        if not refused and (kind is not None or _are_as_they_were(values, column.type)):
+            return column
+    if kind is None:
+        values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
         kind = _choose_type(values, refused)
     column = what_fits(values, kind, refused)
     misfits.update({row: f"column {name}: {reason}" for row, reason in refused.items()})
     return column
+
+
+def _finite(values: list[Any], refused: dict[int, str]) -> list[Any]:
+    """Refuse values that contain themselves, or are nested too deeply: Arrow would end the process."""
+    if _CONTAINERS.isdisjoint(map(type, values)):
+        return values
+    try:
+        with suppress(ValueError, TypeError, OverflowError):  # other values do not matter here
+            _WALKER.encode(values)
+    except RecursionError:
+        if len(values) == 1:
+            refused[0] = _ENDLESS
+            return [None]
+        middle = len(values) // 2
+        ends: dict[int, str] = {}
+        halves = _finite(values[:middle], refused) + _finite(values[middle:], ends)
+        refused.update({middle + row: reason for row, reason in ends.items()})
+        return halves
+    return values
+
+
+def _plain_or_refused(row: int, value: Any, refused: dict[int, str]) -> Any:
+    """Return a value as `_plain`; None if its class raises."""
+    try:
+        return _plain(value)
+    except Exception as error:  # noqa: BLE001
+        refused[row] = _ENDLESS if isinstance(error, RecursionError) else reason_of(error)
+        return None
 
 
 def _are_as_they_were(values: list[Any], kind: pa.DataType) -> bool:

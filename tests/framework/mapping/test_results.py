@@ -1,6 +1,7 @@
 """The results of map functions as columns: types, schemas, offsets, and results that are refused."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, time, timedelta, timezone
 from typing import Any
 from uuid import UUID
@@ -312,3 +313,40 @@ def test_two_columns_of_one_name_are_refused_with_it() -> None:
     twice = pa.table([pa.array([1]), pa.array([2])], names=["v", "v"])
     with pytest.raises(StrategyError, match="returned two columns v"):
         columns_of(len, twice)
+
+
+def _endless(kind: str) -> Any:
+    if kind == "mapping":
+        return Endless()
+    inner: list[Any] = []
+    if kind == "deep":
+        for _ in range(40_000):
+            inner = [inner]
+        return inner
+    inner.append({"a": inner})
+    return inner if kind == "list" else inner[0]
+
+
+class Endless(Mapping[str, Any]):
+    """A mapping that contains itself."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["a"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "mapping", "deep"])
+def test_a_value_that_never_ends_fails_its_record_and_not_the_process(kind: str) -> None:
+    @map_record
+    def map_(record: Record) -> dict[str, Any]:
+        return {"a": _endless(kind) if record.offset in (11, 13) else [record.offset]}
+
+    mapped = apply(map_, records([b""] * 5))
+    assert mapped.offsets.tolist() == [10, 12, 14]
+    assert [f.offset for f in mapped.failures] == [11, 13]
+    assert "contains itself, or is nested more than 1,000 levels deep" in mapped.failures[0].reason
