@@ -293,7 +293,7 @@ def _range(announcement: Announcement | None) -> str:
 
 def milliseconds(text: str, flag: str = "--to-timestamp") -> int:
     """Parse the time that a flag has to milliseconds since 1970. Raises SettingsError."""
-    if text.isdecimal():
+    if text.isdecimal() and int(text) < 1 << 63:
         return int(text)
     try:
         moment = datetime.fromisoformat(text)

@@ -225,6 +225,7 @@ async def test_a_group_without_offsets_needs_a_topic(
         ((), "give exactly one of --to-earliest"),
         (("--to-earliest", "--to-offset", "0"), "give exactly one of"),
         (("--to-timestamp", "yesterday"), "--to-timestamp must be a time such as"),
+        (("--to-timestamp", "9" * 20), "--to-timestamp must be a time such as"),
     ],
 )
 def test_reset_needs_exactly_one_valid_target(
