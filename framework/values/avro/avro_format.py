@@ -26,8 +26,7 @@ from ..registry.framing import (
     raw_values,
     schema_ids,
 )
-from ..registry.per_process import PerProcess
-from ..registry.registry import RegisteredSchema, Registry, UnknownSchema
+from ..registry.registry import PerProcess, RegisteredSchema, Registry, UnknownSchema
 from ..schemas import row_type
 from ..value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value
 from . import kernel

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from ...columns.texts import python_values
 from ...errors import StrategyError
 from ..json.json_format import Json
-from ..registry.per_process import PerProcess
+from ..registry.registry import PerProcess
 from ..schemas import row_type
 from ..typed import encoded_fields
 from ..value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value

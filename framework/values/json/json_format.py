@@ -12,8 +12,7 @@ import pyarrow as pa
 from ...columns.texts import json_columns
 from ...errors import StrategyError
 from ..encoding import refuse
-from ..registry.per_process import PerProcess
-from ..registry.registry import RegisteredSchema, Registry
+from ..registry.registry import PerProcess, RegisteredSchema, Registry
 from ..schemas import row_type
 from ..typed import TypedFormat
 from ..value_format import Decoded, DecodedObjects

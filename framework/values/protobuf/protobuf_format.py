@@ -29,8 +29,7 @@ from ..registry.framing import (
     prefix_sizes,
     raw_values,
 )
-from ..registry.per_process import PerProcess
-from ..registry.registry import RegisteredSchema, Registry, SchemaReference
+from ..registry.registry import PerProcess, RegisteredSchema, Registry, SchemaReference
 from ..value_format import Decoded, ValueFormat
 from . import kernel
 from .messages import TIMESTAMP, WRAPPERS, MessageColumns

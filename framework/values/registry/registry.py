@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
@@ -18,8 +18,11 @@ import msgspec
 from ...errors import RegistryError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import urllib3
 
+T = TypeVar("T")
 SchemaKind: TypeAlias = Literal["AVRO", "JSON", "PROTOBUF"]
 
 _CONTENT: Final = "application/vnd.schemaregistry.v1+json"
@@ -301,3 +304,25 @@ class _Local:
 
     def __reduce__(self) -> tuple[type[_Local], tuple[()]]:
         return _Local, ()
+
+
+class PerProcess(Generic[T]):
+    """A value that is made when it is first needed, once for all threads; a copy by pickle has none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: list[T] = []
+
+    @property
+    def is_made(self) -> bool:
+        return bool(self._made)
+
+    def get(self, make: Callable[[], T]) -> T:
+        """Return the value. Raises what `make` raises, which the next caller tries again."""
+        with self._lock:
+            if not self._made:
+                self._made.append(make())
+            return self._made[0]
+
+    def __reduce__(self) -> tuple[type[PerProcess[T]], tuple[()]]:
+        return type(self), ()

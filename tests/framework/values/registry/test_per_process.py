@@ -6,7 +6,7 @@ from threading import Barrier
 
 import pytest
 
-from kmr.values.registry.per_process import PerProcess
+from kmr.values.registry.registry import PerProcess
 
 
 def test_the_value_is_made_once_for_all_threads() -> None:
