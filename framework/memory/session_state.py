@@ -39,6 +39,7 @@ _pa: Any = pa
 
 _TIME, _OFFSET, _LEVEL = "kmr time", "kmr offset", "kmr level"
 _ROWS: Final = "rows"
+_MOST_GROUPS: Final = 2**62
 _PER_ROW: Final = 8  # bytes: its part
 _FEW: Final = 65_536
 """So many rows are arranged after each batch; more of them when a quarter is new, or after some seconds."""
@@ -177,8 +178,11 @@ class SessionState(WindowState):
             if pa.types.is_dictionary(column.type):
                 column = column.cast(column.type.value_type)
             codes = column.dictionary_encode(null_encoding="encode")
-            both = groups * len(codes.dictionary) + codes.indices.to_numpy(zero_copy_only=False)
-            return np.unique(both, return_inverse=True)[1].astype(np.int64)
+            most = int(groups.max(initial=0) + 1) * len(codes.dictionary)
+            if most > _MOST_GROUPS:
+                groups = np.unique(groups, return_inverse=True)[1].astype(np.int64)
+            both: Integers = groups * len(codes.dictionary)
+            return both + codes.indices.to_numpy(zero_copy_only=False)
 
         return reduce(divide, self._window.by, none)
 
@@ -208,8 +212,7 @@ class SessionState(WindowState):
         closes = np.where(cell < 0, end, np.maximum(end, first[session] + longest))
         arranged = _Parts(of_row, times[parts], end, closes, cell, session, over[session])
         self._arranged, self._new = arranged, 0
-        later = closes[closes > self.closed_to]
-        self._bound = int(min(later.min(initial=over.max()), over.min()))
+        self._bound = _soonest(arranged, np.ones(len(closes), np.bool_), self.closed_to)
         return arranged
 
     def can_close(self, to: int) -> bool:
@@ -233,10 +236,8 @@ class SessionState(WindowState):
         last = np.full(len(parts.start), -1)  # the last part of each session that came out
         np.maximum.at(last, parts.session, np.where(parts.closes <= to, parts.cell, -1))
         stays = (parts.over > to) & ((parts.cell < 0) | (parts.cell >= last[parts.session] - 1))
-        self.closed_to, self._bound = to, None
         self._keep([self._table.filter(pa.array(stays[parts.of_row]))], 0)
-        if self._rows:
-            self._arrange()
+        self._bound = _soonest(parts, stays, to)
         return closed
 
     def _rows_of(
@@ -269,3 +270,10 @@ class SessionState(WindowState):
         if _ROWS in tables:
             self._keep([tables[_ROWS]], 0)
             self._arrange()
+
+
+def _soonest(parts: _Parts, among: NDArray[np.bool_], closed_to: int) -> int | None:
+    """Return when the next of some parts comes out, or a session is over; None without one."""
+    later = parts.closes[among & (parts.closes > closed_to)]
+    ends = np.append(later, parts.over[among])
+    return int(ends.min()) if len(ends) else None

@@ -104,15 +104,25 @@ class Aggregate(Collecting):
             )
 
 
-def group(table: pa.Table, by: Sequence[str], aggregations: Sequence[Any]) -> pa.Table:
-    """Group rows: the columns of `by`, then the aggregations. Groups come in any order.
+_ROW: Final = "kmr row"
+
+
+def group(
+    table: pa.Table, by: Sequence[str], aggregations: Sequence[Any], *, in_order: bool = False
+) -> pa.Table:
+    """Group rows: the columns of `by`, then the aggregations.
 
     Args:
         aggregations: as for `pyarrow.TableGroupBy.aggregate`.
+        in_order: groups come in the order of their first rows; else in any order.
 
     Raises:
         StrategyError: a function does not support the type of its column.
     """
+    if in_order:
+        numbered = table.append_column(_ROW, pa.array(range(table.num_rows), pa.int64()))
+        groups = group(numbered, by, [*aggregations, (_ROW, "min")])
+        return groups.sort_by(f"{_ROW}_min").drop_columns(f"{_ROW}_min")
     try:
         # One thread keeps the order of the rows, which first, last and list need.
         return table.group_by(list(by), use_threads=False).aggregate(list(aggregations))

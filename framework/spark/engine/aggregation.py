@@ -80,7 +80,7 @@ class FinalAggregate(_AggregateHalf):
                 results[number] = self._of_lists(table, number, function)
             else:
                 plain.append((f"{number}.{function}", _MERGE[function]))
-        grouped = group(table, self.keys, plain)
+        grouped = group(table, self.keys, plain, in_order=True)
         for number, (_, function) in enumerate(self.aggregate.columns.values()):
             if function == "mean":
                 sums = grouped.column(f"{number}.sum_sum")
@@ -98,7 +98,8 @@ class FinalAggregate(_AggregateHalf):
         lists: Any = table.column(name).combine_chunks()
         rows = table.select(self.keys).take(pc.list_parent_indices(lists))
         rows = rows.append_column(name, pc.list_flatten(lists))
-        return group(rows, self.keys, [(name, function)]).column(f"{name}_{function}")
+        values = group(rows, self.keys, [(name, function)], in_order=True)
+        return values.column(f"{name}_{function}")
 
 
 def _mean(sums: Any, counts: Any) -> Any:
