@@ -181,8 +181,8 @@ class SessionState(WindowState):
             most = int(groups.max(initial=0) + 1) * len(codes.dictionary)
             if most > _MOST_GROUPS:
                 groups = np.unique(groups, return_inverse=True)[1].astype(np.int64)
-            both: Integers = groups * len(codes.dictionary)
-            return both + codes.indices.to_numpy(zero_copy_only=False)
+            numbers: Integers = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+            return groups * len(codes.dictionary) + numbers
 
         return reduce(divide, self._window.by, none)
 
