@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from ..errors import SinkError
+from ..errors import KmrError, SinkError
 from ..service.threads import run_in_thread
 from .databases import LaterError
 from .follower import Follower
@@ -14,7 +14,6 @@ from .follower import Follower
 if TYPE_CHECKING:
     import asyncio
 
-    from ..errors import KmrError
     from .databases import Database
     from .query import QueryLookup
     from .table import LookupTable
@@ -61,5 +60,8 @@ class QueryFollower(Follower):
 
     def _load(self) -> tuple[LookupTable, int]:
         query = self._query
-        rows = self._database.read(query.sql, query.max_bytes)
+        try:
+            rows = self._database.read(query.sql, query.max_bytes)
+        except KmrError as error:
+            raise type(error)(f"table {self.name} ({query}): {error}") from error
         return query.table(self.name, rows, as_columns=self._as_columns)

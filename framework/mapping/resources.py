@@ -7,7 +7,7 @@ import inspect
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import StrategyError, reason_of
+from ..errors import KmrError, StrategyError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,7 +44,8 @@ class OpenResources:
         try:
             self.value = await opened
         except Exception as error:
-            raise StrategyError(f"{self.what} cannot be opened: {reason_of(error)}") from error
+            reason = str(error) if isinstance(error, KmrError) else reason_of(error)
+            raise StrategyError(f"{self.what} cannot be opened: {reason}") from error
         except BaseException:
             self._task.cancel()
             raise

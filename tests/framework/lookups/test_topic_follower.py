@@ -127,9 +127,9 @@ async def test_an_order_waits_for_a_customer_that_comes_after_it(
     broker: Broker, produce: Produce
 ) -> None:
     journal = Journal()
-    async with working(strategy(journal, wait="60s"), settings_of(broker)) as worker:
+    async with working(strategy(journal, wait="600s"), settings_of(broker)) as worker:
         await produce("t", [b'{"customer": 1}'])
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not (waits := [s.waits_for for s in worker.status().stages if s.waits_for]):  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         assert waits == ["table customers"]
