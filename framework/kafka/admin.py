@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from aiokafka.protocol.coordination import FindCoordinatorRequest
 
 from ..errors import ConsumerError, OffsetOutOfRange
 from ..record import TopicPartition
+from ..service.deadline import shield
 from .connection import ConnectionConfig, connect, no_such_topic
 from .group_offsets import OffsetFetch, check_code, committed_offsets
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RETRY_BACKOFF: Final = 0.1  # seconds
+_STOP_TIMEOUT: Final = 5.0  # seconds
 _ANY_REQUEST_TIMEOUT: Final = 30.0  # seconds, where only options of the client are known
 _UNKNOWN: Final = -(2**31)
 _TRANSACTION: Final = 1  # the kind of a coordinator; 0 is that of a group
@@ -152,14 +154,16 @@ async def connect_admin(
         servers, options = to["bootstrap_servers"], dict(to)
         config = ConnectionConfig(bootstrap_servers=servers, request_timeout=_ANY_REQUEST_TIMEOUT)
     consumer = aiokafka.AIOKafkaConsumer(**options, isolation_level=isolation_level)
-    async with AsyncExitStack() as stack:
-        await connect(consumer, config)
-        stack.push_async_callback(consumer.stop)
-        client = AIOKafkaAdminClient(**options)
-        stack.push_async_callback(client.close)
+    await connect(consumer, config)
+    client = AIOKafkaAdminClient(**options)
+    try:
         with explain_refusal("connecting", config):
             await client.start()
         yield Admin(config, consumer, client)
+    finally:
+        with shield(_STOP_TIMEOUT):
+            await client.close()
+            await consumer.stop()
 
 
 class Admin:

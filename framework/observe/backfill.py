@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -13,6 +14,7 @@ from ..config.schema import SECONDS, show_quantity
 from ..delivery.announcement import history_group, history_of
 from ..errors import ConsumerError
 from ..kafka.admin import NotAllowed, connect_admin
+from ..service.deadline import shield
 from .status import BackfillPartition, BackfillStatus
 
 if TYPE_CHECKING:
@@ -92,7 +94,9 @@ class BackfillWatch:
         """Look at the committed offsets of the backfill; return when it is done, or there is none."""
         while True:
             try:
-                async with connect_admin(self._config) as admin:
+                async with AsyncExitStack() as stack:
+                    with shield():  # aiokafka forgets a connection whose beginning is cancelled
+                        admin = await stack.enter_async_context(connect_admin(self._config))
                     while self._note(  # noqa: ASYNC110  polls the broker
                         await admin.list_group_offsets(self._group), anyio.current_time()
                     ):
