@@ -141,20 +141,21 @@ async def audit(settings: Settings, strategy: Strategy, plan: BackfillPlan) -> A
         KmrError: a table or the brokers do not answer, or the map cannot run.
     """
     try:
-        tables = await run_in_thread(_tables, strategy, sorted({at.topic for at in plan.histories}))
+        topics = sorted({at.topic for at in plan.histories})
+        tables = await run_in_thread(_tables, strategy, topics, plan.group)
     except NotCounted as reason:
         return AuditResult(uncounted=str(reason))
     return await _Audit(settings, strategy, plan, tables).run()
 
 
-def _tables(strategy: Strategy, topics: Sequence[str]) -> dict[str, OffsetTable]:
+def _tables(strategy: Strategy, topics: Sequence[str], group: str) -> dict[str, OffsetTable]:
     """Return the tables of the branches. Raises NotCounted."""
     found = {}
     for name, chain in strategy.chains.items():
         made = [type(each).__name__ for each in (*strategy.reducers[:-1], *chain[:-1])]
         if not all(each.keeps_rows for each in (*strategy.reducers[:-1], *chain[:-1])):
             raise NotCounted(f"{', '.join(made)} makes rows that are not of one record")
-        table = found[name] = offset_table(chain[-1], topics)
+        table = found[name] = offset_table(chain[-1], topics, group)
         if table.doubt:
             raise NotCounted(table.doubt)
     return found

@@ -65,13 +65,13 @@ class CutoverStanding:
         """Raise StrategyError unless the new version has everything that the old one has."""
         if self.history_left:
             raise StrategyError(
-                f"kmr cutover: the backfill of group {group} has {self.history_left:,} offsets left; run kmr "
+                f"the backfill of group {group} has {self.history_left:,} offsets left; run kmr "
                 "backfill to its end, or give --await"
             )
         if behind := self.behind():
             at, most = max(behind.items(), key=lambda item: item[1])
             raise StrategyError(
-                f"kmr cutover: group {group} is {sum(behind.values()):,} offsets behind ({at}: {most:,}), "
+                f"group {group} is {sum(behind.values()):,} offsets behind ({at}: {most:,}), "
                 "and readers would miss them for a moment; give --await to wait until it is not"
             )
 
@@ -84,7 +84,7 @@ def exchange_of(strategy: Strategy, replaced: str, group: str, old_group: str) -
     """
     if len(strategy.chains) > 1:
         raise StrategyError(
-            f"kmr cutover: the strategy has {len(strategy.chains)} tables ({', '.join(strategy.chains)}), "
+            f"the strategy has {len(strategy.chains)} tables ({', '.join(strategy.chains)}), "
             "which are not exchanged in one step"
         )
     (chain,) = strategy.chains.values()
@@ -99,7 +99,7 @@ def exchange_of(strategy: Strategy, replaced: str, group: str, old_group: str) -
 
         return PostgresExchange(sink, replaced, groups)  # type: ignore[arg-type]
     raise StrategyError(
-        f"kmr cutover: {type(sink).__name__} has no table that can be exchanged; ClickHouseWriter and "
+        f"{type(sink).__name__} has no table that can be exchanged; ClickHouseWriter and "
         "PostgresWriter have"
     )
 
@@ -122,11 +122,11 @@ async def stand(settings: GroupSettings, old_group: str) -> CutoverStanding:
     for group, committed in ((old_group, old), (settings.group, new)):
         if not committed:
             raise StrategyError(
-                f"kmr cutover: group {group} has no committed offsets; is its name right, and did it run?"
+                f"group {group} has no committed offsets; is its name right, and did it run?"
             )
     if others := sorted({at.topic for at in old} - {at.topic for at in new}):
         raise StrategyError(
-            f"kmr cutover: group {settings.group} does not read {', '.join(others)}, which group {old_group} "
+            f"group {settings.group} does not read {', '.join(others)}, which group {old_group} "
             "reads: the new table would lack its records"
         )
     plan = BackfillPlan.of_commits(settings.group, history, {at.topic for at in new})

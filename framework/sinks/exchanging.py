@@ -46,7 +46,7 @@ class VersionGroups:
             require_plain(group, "a group")
         if set(self.new) & set(self.old):
             raise StrategyError(
-                f"kmr cutover: the new version has group {self.new[0]}, as the old one: both run side by "
+                f"the new version has group {self.new[0]}, as the old one: both run side by "
                 "side, so each needs its own"
             )
 
@@ -80,13 +80,13 @@ def require_plain(name: str, what: str) -> None:
     """Raise StrategyError unless a name needs no escapes."""
     if not _PLAIN.fullmatch(name):
         raise StrategyError(
-            f"kmr cutover: {what} is named {name!r}; it must have letters, digits and . _ - : @ / + only"
+            f"{what} is named {name!r}; it must have letters, digits and . _ - : @ / + only"
         )
 
 
 def same_table(name: str) -> str:
     """Say that the new version has no table of its own."""
     return (
-        f"kmr cutover: the new version writes to {name} itself. Give it a table beside that one, backfill "
+        f"the new version writes to {name} itself. Give it a table beside that one, backfill "
         "it, and exchange both then"
     )

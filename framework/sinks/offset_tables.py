@@ -16,6 +16,7 @@ from ..record import OFFSET_COLUMNS
 from ..service.storage import HIDDEN
 from .clickhouse.client import connect
 from .clickhouse.counting import Counting
+from .clickhouse.fences import refuses
 from .clickhouse.writer import ClickHouseWriter
 from .parquet.files import SUFFIX, open_directory
 from .parquet.writer import ParquetWriter
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT: Final = 600.0  # seconds; a count reads three columns of a whole table
 _DESCRIBED: Final = """
-SELECT engine, engine_full, sorting_key FROM system.tables
+SELECT engine, engine_full, sorting_key, create_table_query FROM system.tables
 WHERE database = {database:String} AND name = {table:String}"""
 _COLUMNS: Final = """
 SELECT name FROM system.columns WHERE database = {database:String} AND table = {table:String}"""
@@ -129,7 +130,7 @@ class _SqlTable(OffsetTable):
 
 
 class _ClickHouseTable(_SqlTable):
-    def __init__(self, writer: ClickHouseWriter) -> None:
+    def __init__(self, writer: ClickHouseWriter, group: str) -> None:
         self._address, name = writer.target()
         where = {"database": self._address.database, "table": name}
         with connect(self._address) as client:
@@ -139,6 +140,8 @@ class _ClickHouseTable(_SqlTable):
             raise TableNotMade(f"{self._address} has no table {self._address.database}.{name}")
         self.has_topic = _checked(name, columns)
         facts = described[0]
+        if refuses(facts["create_table_query"], group):
+            raise _exchanged(name)
         counting = Counting.of(facts["engine"], facts["engine_full"], facts["sorting_key"])
         plain = facts["engine"] in ("MergeTree", "ReplicatedMergeTree", "SharedMergeTree")
         if not counting.found or (plain and not counting.missing):
@@ -155,8 +158,9 @@ class _ClickHouseTable(_SqlTable):
 
 
 class _PostgresTable(_SqlTable):
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: Any, group: str) -> None:
         from .postgres.connection import Pool
+        from .postgres.ranges import MOVED
         from .postgres.table import TableName
 
         self._pool = Pool.of(writer.url, writer.timeout)
@@ -165,6 +169,11 @@ class _PostgresTable(_SqlTable):
             "SELECT 1 WHERE to_regclass(%(name)s) IS NOT NULL", {"name": self.source}
         ):
             raise TableNotMade(f"{self._pool} has no table {writer.table}")
+        ranges = TableName.of(writer.table).beside("kmr_ranges")
+        if self._query("SELECT 1 WHERE to_regclass(%(name)s) IS NOT NULL", {"name": str(ranges)}):
+            statement = f"SELECT 1 FROM {ranges} WHERE sink = %(sink)s AND token = %(token)s"  # noqa: S608
+            if self._query(statement, {"sink": self.source, "token": f"{MOVED}{group}"}):
+                raise _exchanged(writer.table)
         columns = self._query(
             "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%(name)s) AND attnum > 0",
             {"name": self.source},
@@ -229,21 +238,31 @@ def _checked(name: str, columns: Iterable[str]) -> bool:
     return OFFSET_COLUMNS[0] in columns
 
 
-def offset_table(reducer: Reducer, topics: Sequence[str]) -> OffsetTable:
+def _exchanged(name: str) -> NotCounted:
+    return NotCounted(
+        f"kmr cutover has exchanged {name}, so it has the rows of another group; write the new name of its "
+        "table in the strategy"
+    )
+
+
+def offset_table(reducer: Reducer, topics: Sequence[str], group: str = "") -> OffsetTable:
     """Return the table of a sink, in which the rows of these topics are counted.
 
+    Args:
+        group: that writes to it; empty: any.
+
     Raises:
-        NotCounted: the sink is no table, or its rows do not name their records.
+        NotCounted: the sink is no table, or its rows do not name their records, or are another group's.
         TableNotMade: the table does not exist.
         SinkError: the sink does not answer.
     """
     table: OffsetTable
     if isinstance(reducer, ClickHouseWriter):
-        table = _ClickHouseTable(reducer)
+        table = _ClickHouseTable(reducer, group)
     elif isinstance(reducer, ParquetWriter):
         table = _ParquetFiles(reducer)
     elif type(reducer).__name__ == "PostgresWriter":  # its library is an extra
-        table = _PostgresTable(reducer)
+        table = _PostgresTable(reducer, group)
     else:
         raise NotCounted(f"{type(reducer).__name__} is no table that can be counted by offset")
     if len(topics) > 1 and not table.has_topic:

@@ -58,12 +58,12 @@ class ClickHouseExchange(TableExchange):
             require_plain(name, "a table")
         if database not in ("", self._target.database):
             raise StrategyError(
-                f"kmr cutover: {self._target.database}.{self._name} and {replaced} are in different "
+                f"{self._target.database}.{self._name} and {replaced} are in different "
                 "databases; let the new version write to a table beside the old one"
             )
         if writer.changes:
             raise StrategyError(
-                "kmr cutover: ClickHouseWriter(changes=True) empties its table without a token where the "
+                "ClickHouseWriter(changes=True) empties its table without a token where the "
                 "source was truncated, so its tables are not exchanged while it runs. Stop both versions, "
                 "run EXCHANGE TABLES, and start the new one with the other name"
             )
@@ -105,7 +105,7 @@ class ClickHouseExchange(TableExchange):
         for each in (name, self._replaced):
             if each not in rows:
                 raise StrategyError(
-                    f"kmr cutover: there is no table {self._target.database}.{each}. Start the new version "
+                    f"there is no table {self._target.database}.{each}. Start the new version "
                     "first, and name with --replaces the table that readers use"
                 )
             self._check(rows[each])
@@ -113,7 +113,7 @@ class ClickHouseExchange(TableExchange):
         if not engines or engines[0][0] not in _ATOMIC:
             kind = engines[0][0] if engines else "unknown"
             raise StrategyError(
-                f"kmr cutover: the database {self._target.database} has the engine {kind}; EXCHANGE TABLES "
+                f"the database {self._target.database} has the engine {kind}; EXCHANGE TABLES "
                 "is one step in a database of the engine Atomic"
             )
         fences = fences_in(rows[name]["create_table_query"])
@@ -125,20 +125,20 @@ class ClickHouseExchange(TableExchange):
         table, engine = f"{self._target.database}.{row['name']}", str(row["engine"])
         if engine == "Distributed":
             raise StrategyError(
-                f"kmr cutover: {table} is Distributed: its rows are in tables of several servers, which are "
+                f"{table} is Distributed: its rows are in tables of several servers, which are "
                 "not exchanged in one step"
             )
         if not engine.endswith("MergeTree"):
-            raise StrategyError(f"kmr cutover: {table} is a {engine}, not a MergeTree")
+            raise StrategyError(f"{table} is a {engine}, not a MergeTree")
         if engine.startswith(("Replicated", "Shared")):
             raise StrategyError(
-                f"kmr cutover: {table} is {engine}: each replica has names of its own, so there is no one "
+                f"{table} is {engine}: each replica has names of its own, so there is no one "
                 "step for all. Stop both versions, run EXCHANGE TABLES ... ON CLUSTER, and start the new one "
                 "with the other name"
             )
         if views := row["dependencies_table"]:
             raise StrategyError(
-                f"kmr cutover: {table} feeds the materialized view {', '.join(views)}, which belongs to the "
+                f"{table} feeds the materialized view {', '.join(views)}, which belongs to the "
                 "name and not to the table: it would have rows of both versions. Drop it, and fill one from "
                 "the new table"
             )

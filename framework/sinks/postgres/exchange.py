@@ -105,14 +105,14 @@ class PostgresExchange(TableExchange):
         for each, row in ((name, new), (self._replaced, old)):
             if row is None:
                 raise StrategyError(
-                    f"kmr cutover: there is no table {each}. Start the new version first, and name with "
+                    f"there is no table {each}. Start the new version first, and name with "
                     "--replaces the table that readers use"
                 )
             _check(row)
         assert new is not None and old is not None  # noqa: S101, PT018  just looked
         if new["schema"] != old["schema"]:
             raise StrategyError(
-                f"kmr cutover: {name} and {self._replaced} are in different schemas; let the new version "
+                f"{name} and {self._replaced} are in different schemas; let the new version "
                 "write to a table beside the old one"
             )
         if new["oid"] == old["oid"] and not is_exchanged:
@@ -121,7 +121,7 @@ class PostgresExchange(TableExchange):
         lacking = await (await connection.execute(_LACKING, names)).fetchall()
         if lacking:
             raise StrategyError(
-                f"kmr cutover: privileges belong to the table, and {name} lacks some of {self._replaced}; "
+                f"privileges belong to the table, and {name} lacks some of {self._replaced}; "
                 f"run: {'; '.join(row[0] for row in lacking)}"
             )
         return new, old
@@ -152,15 +152,15 @@ class PostgresExchange(TableExchange):
 def _check(row: Mapping[str, Any]) -> None:
     name = f"{row['schema']}.{row['name']}"
     if row["kind"] not in ("r", "p"):
-        raise StrategyError(f"kmr cutover: {name} is not a table")
+        raise StrategyError(f"{name} is not a table")
     if not row["ours"]:
         raise StrategyError(
-            f"kmr cutover: only the owner of {name} may rename it; run it as the owner (KMR_POSTGRES_URL)"
+            f"only the owner of {name} may rename it; run it as the owner (KMR_POSTGRES_URL)"
         )
     for what, each in (("view", row["views"]), ("foreign key of", row["referrers"])):
         if each:
             raise StrategyError(
-                f"kmr cutover: the {what} {', '.join(each)} belongs to the table {name} and not to its "
+                f"the {what} {', '.join(each)} belongs to the table {name} and not to its "
                 "name, so it would follow it. Drop it, and make it again after the exchange"
             )
 

@@ -64,7 +64,7 @@ DELETE FROM {{ranges}} WHERE {_OF_PARTITION} AND token <> %(token)s AND CASE WHE
 
 
 # `kmr cutover` has exchanged the table: where a group's rows go instead.
-_MOVED: Final = "moved:"
+MOVED: Final = "moved:"
 _OF_MOVES: Final = -2  # their partition
 _PLACE: Final = "SELECT refused->>'to' FROM {ranges} WHERE sink = %s AND token = %s"
 
@@ -102,7 +102,7 @@ class RangeEntry:
         return {
             "sink": self.sink,
             "token": self.rows.token,
-            "moved": f"{_MOVED}{self.group}",
+            "moved": f"{MOVED}{self.group}",
             "group": self.group,
             "topic": "" if span is None else span.topic,
             "partition": -1 if span is None else span.partition,
@@ -148,7 +148,7 @@ class Ranges:
         """Return the name that a group's table has now."""
         while True:
             question = _PLACE.format(ranges=self.name).encode()
-            answer = await connection.execute(question, (str(table), f"{_MOVED}{group}"))
+            answer = await connection.execute(question, (str(table), f"{MOVED}{group}"))
             found = await answer.fetchone()
             if found is None:
                 return table
@@ -202,7 +202,7 @@ def move_statements(
     names = ", ".join(name for pair in sinks for name in pair)
     every = ", ".join(literal(group) for group in (*groups.new, *groups.old))
     moves = ", ".join(
-        f"({sink}, {literal(_MOVED + group)}, {literal(group)}, '', {_OF_MOVES}, 0, -1, 0, "
+        f"({sink}, {literal(MOVED + group)}, {literal(group)}, '', {_OF_MOVES}, 0, -1, 0, "
         f"jsonb_build_object('to', {literal(to.name)}))"
         for before, after in sinks
         for sink, to, some in ((before, old, groups.new), (after, new, groups.old))

@@ -14,6 +14,7 @@ from kmr.reducers.sink import Write
 from kmr.sinks.clickhouse.exchange import ClickHouseExchange
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
 from kmr.sinks.exchanging import VersionGroups
+from kmr.sinks.offset_tables import NotCounted, offset_table
 from tests.framework.flushes import Flushed
 from tests.framework.sinks.clickhouse.writing import COUNTED, counted, flush
 from tests.framework.sinks.conftest import Proxy, serving
@@ -146,6 +147,9 @@ async def test_a_worker_that_starts_with_the_name_from_before_finds_its_table(
     assert str(writer) == f"default.{now}"
     assert await two.write(writer, group, 0, 5) == Flushed()
     assert (two.found(now), two.found(before)) == (list(range(5)), [])
+    with pytest.raises(NotCounted, match=f"kmr cutover has exchanged {before}"):
+        offset_table(ClickHouseWriter(before, url=two.url), ["topic"], group)
+    assert offset_table(ClickHouseWriter(now, url=two.url), ["topic"], group).has_topic
 
 
 async def test_a_worker_that_starts_with_the_new_name_stays_there(two: Two) -> None:

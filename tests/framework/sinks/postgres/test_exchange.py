@@ -13,6 +13,7 @@ import pytest
 from kmr.errors import SinkError, StrategyError
 from kmr.sinks import PostgresWriter
 from kmr.sinks.exchanging import VersionGroups
+from kmr.sinks.offset_tables import NotCounted, offset_table
 from kmr.sinks.postgres import exchange as module
 from kmr.sinks.postgres.exchange import PostgresExchange
 from tests.framework.flushes import Flushed
@@ -115,6 +116,8 @@ async def test_a_worker_that_starts_with_the_name_from_before_finds_its_table(
     writer = await two.open(before, group)
     assert await write(writer, 0, 4) == Flushed()
     assert (two.found(now), two.found(before)) == (list(range(5)), [])
+    with pytest.raises(NotCounted, match=f"kmr cutover has exchanged {before}"):
+        offset_table(PostgresWriter(before, url=two.url), ["t"], group)
     stays = await two.open(now, group)
     assert await write(stays, 5, 9) == Flushed()
     assert (two.found(now), two.found(before)) == (list(range(10)), [])
