@@ -55,9 +55,8 @@ _SETTINGS: Mapping[str, int | str] = {
 _NO_MEMORY: Mapping[str, int] = {"insert_deduplicate": 0}
 _ALTER_SETTINGS: Mapping[str, int] = {"alter_sync": 2}  # wait for all replicas
 _VERIFICATIONS = 5
-_MOST_REFUSED = (
-    1_000  # sections that are divided: then the rows of a refused one are refused together
-)
+_SMALL_ROWS = 64
+_MOST_REFUSED = 200  # small sections; more are divided only while they save more rows than that
 _RANGES_AT_A_TIME = 200  # they are in the URL of the query
 _AMONG_SQL = """
 SELECT DISTINCT `partition` FROM {table} WHERE `topic` = {{topic:String}}
@@ -78,6 +77,40 @@ class _Outcome(Enum):
 
     WRITTEN = 1
     DIVIDED = 2
+
+
+@dataclass(slots=True)
+class _Division:
+    """The sections of an insert that are not sent yet, and whether a refused one is divided.
+
+    What decides is counted, not timed, so that a repeated range is divided alike.
+
+    Attributes:
+        todo: large ones in order of size, because they have most good rows; then the small ones, each to its
+            end.
+        small: the most rows of a small one.
+    """
+
+    todo: deque[Section]
+    small: int
+    _refusals: int = 0
+    _written: int = 0
+
+    def divides(self, section: Section) -> bool:
+        """Return whether a refused section is divided: small ones only while that saves many rows."""
+        size = section.stop - section.start
+        pays = size > self.small or self._refusals < max(_MOST_REFUSED, self._written)
+        return size > 1 and pays
+
+    def note(self, section: Section, outcome: _Outcome | Answer) -> None:
+        """Count the outcome of a section; its halves are next if it is divided."""
+        size = section.stop - section.start
+        if size <= self.small:
+            self._refusals += outcome is not _Outcome.WRITTEN
+            self._written += size * (outcome is _Outcome.WRITTEN)
+        if outcome is _Outcome.DIVIDED:
+            add = self.todo.extend if size > self.small else self.todo.extendleft
+            add(section.halves())
 
 
 @dataclass(slots=True)
@@ -174,40 +207,36 @@ class Inserter:
     async def _attempt(self, insert: RangeRows, *, last: bool = False) -> Mapping[int, str]:
         block, table = await self._fit(insert)
         refused, general = block.refused, set(block.fitted.general)
-        todo, tries = deque(insert.sections()), 0
-        while todo:
-            section = todo.popleft()  # the largest: where few rows are bad, most are written soon
+        division = _Division(deque(insert.sections()), max(_SMALL_ROWS, len(insert) // 512))
+        together: dict[int, int] = {}
+        while division.todo:
+            section = division.todo.popleft()
             outcome = self._outcomes.get(section.token)
             if outcome is None:
                 outcome = await self._send(section, block, table, last=last)
                 if isinstance(outcome, Answer):
                     if found := await self._violations(section, block, outcome):
                         refused.update(found)
-                        todo.appendleft(
-                            section
-                        )  # with the same token: nothing was written under it
+                        # With the same token: nothing was written under it.
+                        division.todo.appendleft(section)
                         continue
                     if insert.joined and insert.shared:
                         reason = f"some rows of {len(insert.joined)} partitions: {outcome.reason}"
                         raise Retry(f"{table}: {reason}", after=0.0, may_double=False)  # each alone
-                    # Counted, not timed, so that a repeated range is divided alike.
-                    if section.stop - section.start > 1 and tries < _MOST_REFUSED:
+                    if division.divides(section):
                         outcome = _Outcome.DIVIDED
                 self._outcomes[section.token] = outcome
-            tries += outcome is not _Outcome.WRITTEN
-            if outcome is _Outcome.DIVIDED:
-                todo += section.halves()
-            elif isinstance(outcome, Answer):
-                reason = outcome.reason
-                if (count := section.stop - section.start) > 1:
-                    reason += (
-                        f" (one of {count} rows that were not tried alone: too many are refused)"
-                    )
+            division.note(section, outcome)
+            if isinstance(outcome, Answer):
+                size = section.stop - section.start
                 for row in range(section.start, section.stop):
-                    refused.setdefault(row, reason)
+                    if refused.setdefault(row, outcome.reason) is outcome.reason and size > 1:
+                        together[row] = size
                 if not outcome.about_values:
-                    general.add(reason)
+                    general.add(outcome.reason)
         self.set_up.judge(table, len(insert), refused, general)
+        for row, size in together.items():
+            refused[row] += f" (one of {size} rows that were not tried alone: too many are refused)"
         self.leaving_out.of(table, block.fitted)
         return refused
 
