@@ -76,6 +76,8 @@ class Budget:
         self.unmapped = 0
         self._on_exhausted = on_exhausted
         self._kept: dict[object, int] = {}
+        self._resting: dict[object, int] = {}
+        self._resting_bytes = 0
         self._maps = 0
         self._reserved = 0.0
         self._waiting_maps = 0
@@ -103,6 +105,13 @@ class Budget:
             self._kept[owner] = nbytes
         self._look(before)
         return 2 * self.kept <= self.whole
+
+    def rest(self, owner: object, nbytes: int) -> None:
+        """Note how many of the bytes in flight are in open windows: only more records can make them leave."""
+        self._resting_bytes += nbytes - self._resting.pop(owner, 0)
+        if nbytes:
+            self._resting[owner] = nbytes
+        self._changed.notify()
 
     @property
     def largest(self) -> list[object]:
@@ -168,7 +177,7 @@ class Budget:
 
     def allows(self, batch: Batch) -> bool:
         """Whether the map of these records may begin: its rows have room, or nothing can make any."""
-        if not self._maps and self.used <= self.unmapped:
+        if not self._maps and self.used - self._resting_bytes <= self.unmapped:
             return True
         return self.has_room(self.expected(batch))
 

@@ -92,7 +92,7 @@ class WindowStage:
         self._inbox.close()
         self._out.close()
         self._errors.close()
-        self._ledgers.hold(self, 0)
+        self._hold(0)
 
     async def run(self) -> None:
         """Keep windows until the inbox is closed and empty.
@@ -109,7 +109,7 @@ class WindowStage:
             raise
         finally:
             self._errors.close()
-            self._ledgers.hold(self, 0)
+            self._hold(0)
 
     async def _work(self) -> None:
         while True:
@@ -128,13 +128,18 @@ class WindowStage:
         if self._replayed is None:
             await self._mark()
 
+    def _hold(self, resting: int, sent: int = 0) -> None:
+        """Count the bytes of the open windows, and of rows that are sent on."""
+        self._ledgers.hold(self, resting + sent)
+        self._shared.budget.rest(self, resting)
+
     async def _take(self, rows: Rows) -> None:
         if not self._ledgers.is_current(rows.ranges):
             return
         taken = self._state.take(rows)
         self._heard_at = anyio.current_time()
         self._ledgers.release(rows.ranges)
-        self._ledgers.hold(self, self._state.nbytes)
+        self._hold(self._state.nbytes)
         failed = await self._refuse(rows, taken.invalid, self._window.invalid_reason)
         if taken.late.any():
             failed += await self._leave_out(rows, taken.late)
@@ -192,7 +197,7 @@ class WindowStage:
         before = (state.level_before, state.emitted_to)
         closed_from = state.closed_to
         rows = state.close(to)
-        self._ledgers.hold(self, state.nbytes + rows.nbytes)
+        self._hold(state.nbytes, rows.nbytes)
         return await self._send(rows, ranges, (closed_from, state.closed_to), before)
 
     async def _mark(self) -> None:
@@ -227,7 +232,7 @@ class WindowStage:
         )
         with self._waits.on(_NEXT):
             await self._out.send(rows)
-        self._ledgers.hold(self, self._state.nbytes)
+        self._hold(self._state.nbytes)
         return rows
 
     async def _end_replay(self) -> None:

@@ -363,6 +363,20 @@ async def test_windows_that_need_too_much_memory_end_the_worker_and_name_the_lar
     assert committed(consumer).get(P0, 0) == 0
 
 
+async def test_a_batch_that_is_larger_than_the_budget_does_not_stop_the_worker(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    strategy = Strategy(map=parse, reduce=[window(by=["ts"]), MemoryWriter(journal, max_age=0.1)])
+    values = [b"%d%s" % (number // 100, b" " * 1500) for number in range(2000)]
+    async with running(strategy, consumer, inflight_bytes=1 << 20):
+        await consumer.rebalance([P0])
+        put(consumer, 0, 0, *values, b"40")
+        for _ in range(60):
+            await clock.advance(0.5)
+    assert sum(row["n"] for row in journal.rows()) == 2000
+
+
 async def test_another_definition_of_windows_is_refused(clock: VirtualClock) -> None:
     consumer = MemoryConsumer()
     consumer._committed[P0] = CommitOffset(
