@@ -137,12 +137,10 @@ async def run(children: Children, directory: Path, options: argparse.Namespace) 
         await site.send(producer, options.records)
         print(f"{options.records:,} records sent")
         last = await beside(site, producer, options)
-    history = sum(site.sent) if not options.interruptions else options.records
+    print(last.tail(2))
     offsets, seconds = site.moved
-    print("\n".join(last.tail(4).splitlines()))
-    print(
-        f"{offsets / seconds if seconds else 0:,.0f} offsets/s by {options.engine}, of {history:,}"
-    )
+    if not options.interruptions and seconds:
+        print(f"{offsets / seconds:,.0f} offsets/s by {options.engine}")
     return count(site)
 
 
