@@ -467,8 +467,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a window that ends with the event time stays open, and counts as closed": Mutation(
         "memory/window_state.py",
-        "start + length <= to}\n        rows",
-        "start + length < to}\n        rows",
+        "before = self._window.length, to - self._lasting + 1",
+        "before = self._window.length, to - self._lasting",
         of=_WINDOWS,
     ),
     "an open window holds its last record, not its first": Mutation(
@@ -493,12 +493,6 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "windowing/stage.py",
         "window.state(partition, begin)",
         "window.state(partition)",
-        of=_WINDOWS,
-    ),
-    "windows close while an announced range is read again": Mutation(
-        "windowing/stage.py",
-        "        if self._replayed is None:\n            if self._state.is_due",
-        "        if True:\n            if self._state.is_due",
         of=_WINDOWS,
     ),
     "a replay closes what the event time says, not what was announced": Mutation(
