@@ -48,7 +48,7 @@ _DISTINCT: Final = (
 )
 _WINDOWS: Final = ("windows into clickhouse", "windows that overlap", "windows of idle partitions")
 _LATE: Final = ("windows that overlap", "windows of idle partitions")
-_SESSIONS: Final = ("windows of sessions",)
+_SESSIONS: Final = ("windows of sessions", "windows of sessions with late rows")
 _IDLE: Final = ("windows of idle partitions",)
 _ORDERED: Final = (*_ANNOUNCED, *_AT_MOST_ONCE)
 

@@ -108,9 +108,9 @@ def _errors() -> MemoryWriter:
     return MemoryWriter(Journal(), max_age=1.0)
 
 
-def _sessions() -> Window:
+def _sessions(gap: float, lateness: float) -> Window:
     return Window(
-        session=3.0, max=60.0, time="at", by=["id"], columns={"n": ("*", "count")}, lateness=2.0,
+        session=gap, max=60.0, time="at", by=["id"], columns={"n": ("*", "count")}, lateness=lateness,
         late="dead-letter",
     )  # fmt: skip
 
@@ -203,7 +203,10 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
         reduce_err=_errors(),
     ),
     "windows of sessions": lambda: Strategy(
-        identify, [_sessions(), Ranges()], reduce_err=_errors()
+        identify, [_sessions(1.0, 4.0), Ranges()], reduce_err=_errors()
+    ),
+    "windows of sessions with late rows": lambda: Strategy(
+        identify, [_sessions(3.0, 2.0), Ranges()], reduce_err=_errors()
     ),
     "windows of idle partitions": lambda: Strategy(
         identify, [_window(late="dead-letter", idle=3.0), Ranges()], reduce_err=_errors()
