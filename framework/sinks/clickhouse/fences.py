@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
     from .client import ClickHouseConnection
 
-_REST: Final = r"(?:[^:]+:[0-9]+:|[0-9a-f]{64})"
-"""What follows the group in a token; a longer one has a digest: see `token_of`."""
 _IN_NAME: Final = re.compile(r"`kmr (\{[^`]*?\})` CHECK")
 _REFUSED: Final = re.compile(r"Constraint `kmr \{")
-_LONGEST: Final = 64  # characters of a group in a token with a digest
+_LONGEST: Final = 64  # characters of a group in a token of several partitions, or with a digest
 _DEFINITION: Final = """
 SELECT create_table_query FROM system.tables
 WHERE database = {database:String} AND name = {table:String}"""
@@ -52,7 +50,7 @@ class Fence(msgspec.Struct, frozen=True):
     def statement(self, table: str) -> str:
         """Return the ALTER TABLE that adds the constraint; `table`: quoted."""
         groups = "|".join(re.escape(part) for each in self.refuses for part in _beginnings(each))
-        pattern = quote_text(f"^(?:{groups}):{_REST}")
+        pattern = quote_text(f"^(?:{groups}):")
         return (
             f"ALTER TABLE {table} ADD CONSTRAINT IF NOT EXISTS {quote_identifier(self._name)} "
             f"CHECK NOT match(getSetting('insert_deduplication_token'), {pattern})"

@@ -128,8 +128,9 @@ async def test_a_late_insert_of_the_old_version_is_refused(two: Two) -> None:
     late = f"INSERT INTO {two.old} SETTINGS insert_deduplication_token = 'web:topic:0:0-9' VALUES"
     other = late.replace("'web:", "'web3:")
     digest = late.replace("topic:0:0-9", "f" * 64 + "/0-5")
+    joined = late.replace("topic:0:0-9", "1a2b")
     history = late.replace("'web:", "'web.backfill:")
-    for statement in (late, digest, history):
+    for statement in (late, digest, joined, history):
         with pytest.raises(Exception, match="is violated"):
             two.client.command(f"{statement} ('topic', 0, 1, 0)")
     two.client.command(f"{other} ('topic', 0, 1, 0)")
