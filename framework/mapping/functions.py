@@ -391,7 +391,7 @@ def _record_calls(
                 rows.append(result)
                 offsets.append(offset)
             elif result is not None:
-                several = rows_of(function, offset, result, named=spec.branching is not None)
+                several = rows_of(result, named=spec.branching is not None)
                 rows.extend(several)
                 offsets.extend([offset] * len(several))
         except StrategyError:

@@ -324,16 +324,14 @@ def _drop_records(
     )
 
 
-def rows_of(
-    function: Callable[..., Any], offset: int, result: object, *, named: bool = False
-) -> list[Any]:
+def rows_of(result: object, *, named: bool = False) -> list[Any]:
     """Return the rows of one record when the function did not return one of the usual class; runs generators.
 
     Args:
         named: a row may be a pair of a row and the name of its branch.
 
     Raises:
-        StrategyError: the result cannot become rows.
+        TypeError: the result cannot become rows. The record fails alone: other records may have others.
         Exception: the generator raised it.
     """
     if type(result) is list and all(map(_is_plain, set(map(type, result)))):
@@ -347,12 +345,9 @@ def rows_of(
             return list(map(_as_dict, rows))
     if inspect.iscoroutine(result):
         result.close()
-        raise StrategyError(
-            f"map function {_name(function)} returned a coroutine for offset {offset}: await it, or make the "
-            "map `async def`"
-        )
-    raise StrategyError(
-        f"map function {_name(function)} returned {type(result).__name__} for offset {offset}; "
+        raise TypeError("the map returned a coroutine: await it, or make the map `async def`")
+    raise TypeError(
+        f"the map returned {type(result).__name__}; "
         "return a row (a dict, a Struct, a dataclass or a pydantic model), a list of rows, or None"
     )
 

@@ -191,7 +191,7 @@ class Together:
             self._stop.watch(pending)
             calls = pending if beside is None else zip(pending, beside[start:stop], strict=False)
             try:
-                done = self._call(call, calls, arguments.offsets[start:stop], offsets)
+                done = self._call(call, calls, arguments.offsets[start:stop])
             except StrategyError as error:
                 self.outcomes[number] = error
                 with self._lock:
@@ -212,7 +212,6 @@ class Together:
         call: Callable[[Any], Any],
         calls: Any,
         numbers: list[int],
-        offsets: list[int],
     ) -> int:
         """Call the function with the records of one batch; return how many calls were made."""
         row_type = self._spec.row_type
@@ -227,7 +226,7 @@ class Together:
                     rows.append(result)
                     of_rows.append(number)
                 elif result is not None:
-                    several = rows_of(self._function, offsets[number], result)  # type: ignore[arg-type]
+                    several = rows_of(result)
                     rows.extend(several)
                     of_rows.extend([number] * len(several))
             except StrategyError:

@@ -176,13 +176,16 @@ def test_the_parts_of_a_bisected_batch_decide_their_types_together() -> None:
 
 
 @pytest.mark.parametrize("wrong", [7, "text", [1], b"x"])
-def test_a_result_that_can_be_no_row_is_a_mistake_of_the_strategy(wrong: object) -> None:
+def test_a_result_that_can_be_no_row_fails_its_record_alone(wrong: object) -> None:
     @map_record
     def bad(record: Record) -> object:
-        return wrong
+        return wrong if record.offset == 10 else {"o": record.offset}
 
-    with pytest.raises(StrategyError, match=r"bad returned \w+ for offset 10"):
-        apply(bad, records([b""]))
+    mapped = apply(bad, records([b"", b""]))
+    assert mapped.offsets.tolist() == [11]
+    assert [failure.offset for failure in mapped.failures] == [10]
+    kind = type(wrong).__name__
+    assert mapped.failures[0].reason.startswith(f"TypeError: the map returned {kind}; return a row")
 
 
 def test_a_batch_map_may_name_the_input_row_of_each_output_row() -> None:

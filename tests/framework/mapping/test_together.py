@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmr import Json, Strategy
-from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, map_batch, map_record
 from kmr.mapping.stop import Stop
 from kmr.mapping.together import MappedBatch, Together, can_share
@@ -224,16 +223,18 @@ def test_a_stop_ends_the_batch_under_way_before_its_next_record_and_leaves_the_o
     assert [each.records for each in outcomes] == [1, 2, 0]
 
 
-def test_a_result_that_is_no_row_is_an_error_of_its_batch_that_names_the_offset() -> None:
+def test_a_result_that_is_no_row_fails_its_record_alone() -> None:
     def wrong(record: Record) -> Any:
         return 7 if record.offset == 10 else {"o": record.offset}
 
     together = Together(wrong, STRATEGIES["plain"].map_spec, batches_of([[b"a"], [b"a"]]), Stop())
     together.work()
-    done, error = together.outcomes
+    done, other = together.outcomes
     assert isinstance(done, MappedBatch)
-    assert isinstance(error, StrategyError)
-    assert "returned int for offset 10" in str(error)
+    assert isinstance(other, MappedBatch)
+    assert [(each.offset, "returned int" in each.reason) for each in other.result.failures] == [
+        (10, True)
+    ]
 
 
 def test_maps_that_wait_or_repeat_are_not_made_together() -> None:

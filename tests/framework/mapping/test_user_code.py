@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kmr import Record, Strategy, map_batch, map_record
-from kmr.errors import StrategyError
 from kmr.testing import Journal, MemoryWriter, run_strategy
 
 if TYPE_CHECKING:
@@ -141,9 +140,12 @@ def test_a_forgotten_await_of_the_map_says_what_to_do() -> None:
     async def answer() -> dict[str, int]:
         return {"a": 1}
 
-    strategy = Strategy(map=lambda record: answer(), reduce=MemoryWriter(Journal()))
-    with pytest.raises(StrategyError, match="a coroutine for offset 0: await it, or make the map"):
-        run_strategy(strategy, [b""])
+    def forgets(record: Record) -> Any:
+        return answer() if record.value == b"bad" else {"a": 1}
+
+    assert reasons(forgets) == [
+        "TypeError: the map returned a coroutine: await it, or make the map `async def`"
+    ]
 
 
 class Plan(Enum):
