@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 
-from kmr import Aggregate, Batcher, Json, Record, Strategy, map_record
+from kmr import Aggregate, Batcher, Json, Record, Strategy, map_batch, map_record
 from kmr.errors import CommitFenced, StrategyError, reason_of
 from kmr.kafka.consumer import CommitOffset
 from kmr.sinks import ClickHouseWriter, StreamWriter
@@ -27,6 +27,8 @@ from kmr.types import Header, TopicPartition
 from .workers import P0, P1
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kmr.testing import VirtualClock
 
 
@@ -165,8 +167,8 @@ def test_run_strategy_runs_the_reducers_before_the_last_one_and_the_last_on_requ
 
 
 def test_run_strategy_raises_what_would_end_a_worker() -> None:
-    @map_record
-    def wrong(record: Record) -> Any:
+    @map_batch
+    def wrong(batch: pa.RecordBatch) -> Any:
         return 7
 
     with pytest.raises(StrategyError, match="int"):

@@ -57,6 +57,7 @@ WITHOUT_BEHAVIOUR: Final = {
 TESTED_AS_A_WHOLE: Final = (
     "framework/columns",
     "framework/doctor",
+    "framework/lookups",
     "framework/memory",
     "framework/simulation",
     "framework/values/debezium",

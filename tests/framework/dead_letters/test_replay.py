@@ -100,15 +100,17 @@ def test_letters_that_are_not_chosen_are_filtered() -> None:
     assert apply(nothing.map, letters, nothing.map_spec).table is None
 
 
-def test_a_map_that_returns_no_rows_ends_the_replay_instead_of_becoming_a_letter() -> None:
+def test_a_map_that_returns_no_rows_fails_its_letter_again() -> None:
     @map_record
     def wrong(record: Record) -> Any:
         return 1
 
     letters = letters_for(("t", 0, 1))
     replay = replay_of(Strategy(map=wrong, reduce=[SINK]), everything(letters))
-    with pytest.raises(StrategyError, match="return"):
-        apply(replay.map, letters, replay.map_spec)
+    mapped = apply(replay.map, letters, replay.map_spec)
+    assert [failure.reason.partition(";")[0] for failure in mapped.failures] == [
+        "TypeError: the map returned int"
+    ]
 
 
 def test_only_the_error_sink_of_a_replay_may_write_to_the_topic_of_letters() -> None:

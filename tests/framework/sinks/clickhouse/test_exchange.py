@@ -275,10 +275,3 @@ async def test_a_database_without_an_atomic_exchange_is_refused(two: Two) -> Non
             ).run()
     finally:
         two.client.command("DROP DATABASE plain")
-
-
-def test_both_versions_need_groups_of_their_own() -> None:
-    with pytest.raises(StrategyError, match="each needs its own"):
-        VersionGroups(("web",), ("web",))
-    with pytest.raises(StrategyError, match="a group is named"):
-        VersionGroups(("we`b",), ("web",))
