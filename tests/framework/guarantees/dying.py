@@ -8,10 +8,12 @@ import anyio
 
 from kmr.sinks import ClickHouseWriter, KafkaWriter, ParquetWriter, PostgresWriter
 from kmr.worker import Worker
+from tests.framework.workers import until_settled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
+    from kmr.record import TopicPartition
     from kmr.settings import Settings
     from kmr.sinks import RangeRows
     from kmr.strategy import Strategy
@@ -69,7 +71,11 @@ class DyingKafkaWriter(KafkaWriter):
         return await Dying.around(lambda: flush(*given))
 
 
-async def run_until_all_died(strategy: Strategy, settings: Settings) -> None:
+async def run_until_all_died(
+    strategy: Strategy,
+    settings: Settings,
+    after_each: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     """Run one worker after the other, until each death of `Dying.plan` has happened."""
     while Dying.plan:
         Dying.here = anyio.Event()
@@ -78,3 +84,18 @@ async def run_until_all_died(strategy: Strategy, settings: Settings) -> None:
             await Dying.here.wait()
             tasks.cancel_scope.cancel()
         Dying.plan.pop(0)
+        if after_each is not None:
+            await after_each()
+
+
+async def run_until_settled(
+    strategy: Strategy, settings: Settings, records: Mapping[TopicPartition, int]
+) -> None:
+    """Run a worker until it has settled so many records of each partition."""
+    worker = Worker(strategy, settings)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run)
+        await worker.ready()
+        for partition, count in records.items():
+            await until_settled(worker, partition, count)
+        worker.shutdown("done")

@@ -15,9 +15,7 @@ from kmr import Debezium, Json, Strategy
 from kmr.kafka.connection import connection_config
 from kmr.kafka.reading import read_topic
 from kmr.record import TopicPartition
-from kmr.worker import Worker
 from tests.framework.sinks.histories import Customer, History
-from tests.framework.workers import until_settled
 
 from .dying import (
     Dying,
@@ -25,6 +23,7 @@ from .dying import (
     DyingKafkaWriter,
     DyingPostgresWriter,
     run_until_all_died,
+    run_until_settled,
 )
 from .working import quick_settings
 
@@ -71,13 +70,7 @@ async def test_a_table_equals_the_source_after_workers_that_died(
     Dying.plan = [(2, "after"), (0, "before"), (3, "after"), (1, "after")]
     with anyio.fail_after(90):
         await run_until_all_died(strategy, settings)
-        heir = Worker(strategy, settings)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(heir.run)
-            await heir.ready()
-            for partition, values in enumerate(history.topic):
-                await until_settled(heir, TopicPartition("t", partition), len(values))
-            heir.shutdown("done")
+        await run_until_settled(strategy, settings, _lengths(history))
     select = f"SELECT id, name FROM {table}{' FINAL' if sink == 'clickhouse' else ''} ORDER BY id"
     if sink == "postgres":
         with psycopg.connect(url) as connection:
@@ -88,6 +81,10 @@ async def test_a_table_equals_the_source_after_workers_that_died(
             client.command(f"DROP TABLE {table}")
     assert history.table
     assert found == sorted(history.table.items())
+
+
+def _lengths(history: History) -> dict[TopicPartition, int]:
+    return {TopicPartition("t", number): len(each) for number, each in enumerate(history.topic)}
 
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
@@ -107,13 +104,7 @@ async def test_a_compacted_topic_equals_the_source_after_workers_that_died(
     Dying.plan = [(2, "after"), (0, "before"), (3, "after"), (1, "after")]
     with anyio.fail_after(90):
         await run_until_all_died(strategy, settings)
-        heir = Worker(strategy, settings)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(heir.run)
-            await heir.ready()
-            for partition, values in enumerate(history.topic):
-                await until_settled(heir, TopicPartition("t", partition), len(values))
-            heir.shutdown("done")
+        await run_until_settled(strategy, settings, _lengths(history))
     found: dict[int, str] = {}
     async for batch in read_topic(connection_config(settings), "followed"):
         for row in batch.records.to_pylist():

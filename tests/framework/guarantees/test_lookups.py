@@ -11,10 +11,8 @@ import pytest
 
 from kmr import Json, Lookup, LookupTable, Strategy, map_batch
 from kmr.record import TopicPartition
-from kmr.worker import Worker
-from tests.framework.workers import until_settled
 
-from .dying import Dying, DyingPostgresWriter
+from .dying import Dying, DyingPostgresWriter, run_until_all_died, run_until_settled
 from .working import quick_settings
 
 if TYPE_CHECKING:
@@ -79,20 +77,8 @@ async def test_each_record_is_written_once_and_whole_though_the_table_changes_be
     Dying.plan = [(2, "after"), (0, "before"), (1, "after")]
     names = ["second", "third", "fourth"]
     with anyio.fail_after(90):
-        while Dying.plan:
-            Dying.here = anyio.Event()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(Worker(strategy, settings).run)
-                await Dying.here.wait()
-                tasks.cancel_scope.cancel()
-            Dying.plan.pop(0)
-            await rename(names.pop(0))
-        heir = Worker(strategy, settings)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(heir.run)
-            await heir.ready()
-            await until_settled(heir, TopicPartition("t", 0), ORDERS)
-            heir.shutdown("done")
+        await run_until_all_died(strategy, settings, lambda: rename(names.pop(0)))
+        await run_until_settled(strategy, settings, {TopicPartition("t", 0): ORDERS})
     with psycopg.connect(postgres_url) as connection:
         found = connection.execute("SELECT number, name FROM orders ORDER BY number").fetchall()
     assert [number for number, _ in found] == list(range(ORDERS))
