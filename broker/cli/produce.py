@@ -94,7 +94,7 @@ async def produce(
 
 
 class _LineFormat(NamedTuple):
-    """What stands in a line: headers, key and value, with these texts between them; empty: it has none."""
+    """The texts between headers, key and value of a line. If one is empty, lines do not have that part."""
 
     header_separator: bytes
     key_separator: bytes

@@ -334,7 +334,7 @@ class ProcessRecord:
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """`say` is called with what is noticed."""
+        """Call `say` with each message."""
         self.processes: list[dict[str, Any]] = []
         self.noticed: list[str] = []
         self._say = say

@@ -111,7 +111,7 @@ def wrong_windows(
     rows: Iterable[Mapping[str, Any]],
     errors: Counts,
 ) -> dict[str, list[str]]:
-    """Return the windows that are wrong, by what is wrong with them.
+    """Return the wrong windows, by their fault.
 
     Args:
         mapped: the records of the topic, and what the map makes of them.

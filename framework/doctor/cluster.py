@@ -336,7 +336,7 @@ async def _retention(
 
 
 async def _memory(admin: Admin, topics: Iterable[str], remembered: float) -> list[Finding]:
-    """Find topics whose retention is shorter than what is remembered and an outage of a day."""
+    """Find topics that keep records for less than the strategy remembers them, plus a day of outage."""
     found = []
     for topic in topics:
         limits = await admin.topic_settings(topic) or {}

@@ -32,7 +32,7 @@ _INTERVAL: Final = 10.0  # seconds between looks
 
 
 class Pace:
-    """How fast a backfill is, by what was done at several moments.
+    """The rate of a backfill, and the time that is left.
 
     Args:
         total: offsets of the whole history.

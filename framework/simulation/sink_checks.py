@@ -1,4 +1,4 @@
-"""What is counted at the sink of one branch, and the rules that are checked with it."""
+"""The counts of the sink of one branch, and the rules that they are checked by."""
 
 from __future__ import annotations
 

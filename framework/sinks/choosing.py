@@ -30,7 +30,7 @@ def schema_to_create(
     changes: Changes | Versions | None,
     only: Sequence[str] | None,
 ) -> pa.Schema | None:
-    """Return the columns of a table that a writer makes, by its arguments; None if nobody declares them.
+    """Return the columns for the CREATE TABLE of a writer; None if neither it nor the strategy declares them.
 
     Raises StrategyError if rows lack one of `only`.
     """

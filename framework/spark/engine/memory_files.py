@@ -99,7 +99,7 @@ class MemoryFiles:
             )
 
     def write(self, partition: TopicPartition, offset: int, tables: Mapping[str, pa.Table]) -> None:
-        """Write what is remembered before an offset."""
+        """Write the memory that the task of an offset begins with."""
 
         def write(stream: pa.NativeFile) -> None:
             for name, table in tables.items():

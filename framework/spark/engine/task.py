@@ -264,7 +264,7 @@ class _TaskWork:
         return Rows(mapped.table, ranges, mapped.offsets, chunk.batches), failed
 
     def end(self) -> None:
-        """Write what is remembered: everything of the task is written."""
+        """Write the memory for the next micro-batch; the sinks have all rows of this task."""
         if (memory := self._memory) is not None:
             memory.save()
             self._report.distinct = dict(memory.counts)

@@ -1,4 +1,4 @@
-"""`kmr cutover`: workers of two versions that run through the exchange, and what is in the tables then."""
+"""`kmr cutover`: workers of two versions run during the exchange, and each table has its own rows."""
 
 from __future__ import annotations
 
