@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from msgspec import Meta, inspect
 
-from ..errors import SettingsError
+from ..errors import SettingsError, StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -308,6 +308,18 @@ def parse_quantity(text: str, unit: str) -> float:
     if not amount.is_integer():
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return int(amount)
+
+
+def parse_duration(given: Any, subject: str) -> float:
+    """Return an argument in seconds; text may have a unit: `"5m"`.
+
+    Raises:
+        StrategyError: it is no duration; the message begins with `subject`.
+    """
+    try:
+        return parse_quantity(given, SECONDS) if isinstance(given, str) else float(given)
+    except (TypeError, ValueError) as error:
+        raise StrategyError(f"{subject}: {error}") from error
 
 
 def read_quantity(text: str, unit: str) -> float | str:

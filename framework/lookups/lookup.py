@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ..config.schema import SECONDS, parse_quantity
+from ..config.schema import parse_duration
 from ..errors import StrategyError
 from ..values.debezium.change import CONTROL
 from ..values.value_format import ValueFormat
@@ -164,10 +164,7 @@ class Lookup(TableSource):
 
 def seconds_of(name: str, given: Any) -> float:
     """Return a time in seconds; text has a unit: `"5m"`. Raises StrategyError."""
-    try:
-        seconds = parse_quantity(given, SECONDS) if isinstance(given, str) else float(given)
-    except (TypeError, ValueError) as error:
-        raise StrategyError(f"Lookup: {name}={given!r}: {error}") from error
+    seconds = parse_duration(given, f"Lookup: {name}={given!r}")
     if seconds <= 0:
         raise StrategyError(f"Lookup: {name}={given!r} must be above 0")
     return seconds

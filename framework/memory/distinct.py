@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import pyarrow as pa
 
 from ..arguments import Checked
-from ..config.schema import SECONDS, parse_quantity
+from ..config.schema import parse_duration
 from ..errors import StrategyError
 from .distinct_keys import is_comparable
 
@@ -126,10 +126,7 @@ def require_time(name: str, kind: pa.DataType) -> None:
 
 
 def _seconds(name: str, given: float | str) -> float:
-    try:
-        seconds = parse_quantity(given, SECONDS) if isinstance(given, str) else float(given)
-    except (TypeError, ValueError) as error:
-        raise StrategyError(f"Distinct: {name}={given!r}: {error}") from error
+    seconds = parse_duration(given, f"Distinct: {name}={given!r}")
     if not 0.001 <= seconds < _LONGEST:
         raise StrategyError(
             f"Distinct: {name} must be at least 1 ms and less than ten years, not {given!r}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 import pyarrow as pa
 
-from ..config.schema import SECONDS, parse_quantity
+from ..config.schema import parse_duration
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
 from ..record import COORDINATES, Rows
@@ -348,11 +348,7 @@ def _longest(
 
 def _micros(name: str, given: str | float, *, zero: bool = False) -> int:
     """Return a duration in microseconds. Raises StrategyError."""
-    try:
-        seconds = parse_quantity(given, SECONDS) if isinstance(given, str) else float(given)
-    except ValueError as error:
-        raise StrategyError(f"Window: {name}: {error}") from error
-    micros = round(seconds * MICROS)
+    micros = round(parse_duration(given, f"Window: {name}") * MICROS)
     if micros < 0 or (micros == 0 and not zero):
         raise StrategyError(f"Window: {name} must be above 0, not {given!r}")
     return micros
