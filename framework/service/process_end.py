@@ -74,12 +74,12 @@ class ProcessEnd:
             hangup: False: the caller has taken over SIGHUP.
         """
         self._deadline.on_begin = self._begun
-        watchdog.watch(self._deadline.seconds, once=self._once)
         numbers = [signal.SIGTERM, signal.SIGINT]
         if self._once:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         elif hangup and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             numbers.append(signal.SIGHUP)
+        watchdog.watch(self._deadline.seconds, numbers, once=self._once)
         for number in numbers:
             signal.signal(number, lambda number, _: self._events.put(signal.Signals(number)))
         if signal.SIGHUP in numbers and take_hangup():

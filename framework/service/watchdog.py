@@ -17,7 +17,10 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 SAME_SIGNAL: Final = 0.5
 """Seconds in which a repeated signal counts as the same one: `timeout` and some init processes send each
@@ -38,7 +41,7 @@ _CODE: Final = """
 import os, select, signal, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
-worker, seconds, grace, same, note, abandon, stacks, end = os.getppid(), *map(float, sys.argv[1:])
+worker, seconds, grace, same, note, abandon, stacks, end, *ending = os.getppid(), *map(float, sys.argv[1:])
 signalled, begun, at, why = None, None, None, ""
 while True:
     left = None if at is None else max(0.0, at - time.monotonic())
@@ -51,7 +54,7 @@ while True:
         now = time.monotonic()
         if number == abandon:
             at, why = now, "abandoned by its supervisor"
-        if number not in (0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number and number not in ending:
             continue
         if begun is None:
             begun, at = now, now + seconds + grace
@@ -75,11 +78,12 @@ _signals: int | None = None
 _process: subprocess.Popen[bytes] | None = None
 
 
-def watch(seconds: float, *, once: bool = False) -> None:
+def watch(seconds: float, ending: Collection[signal.Signals], *, once: bool = False) -> None:
     """Start the watchdog. Call it in the main thread, once in a process.
 
     Args:
         seconds: from the first signal to the end of the process.
+        ending: the signals that end the process; the watchdog reads all, and must ignore the others.
         once: a second signal has no effect; a supervisor kills the process soon after the deadline.
     """
     global _note, _signals, _process  # noqa: PLW0603  one for the process, as signals are
@@ -98,7 +102,7 @@ def watch(seconds: float, *, once: bool = False) -> None:
     signal.signal(ABANDON, lambda *_: None)  # else it is not written to the pipe
     same = math.inf if once else SAME_SIGNAL
     grace = min(_GRACE, seconds / 10) if once else _GRACE
-    numbers = (seconds, grace, same, _note, int(ABANDON), int(_STACKS), int(_EXIT))
+    numbers = (seconds, grace, same, _note, *map(int, (ABANDON, _STACKS, _EXIT, *ending)))
     _process = subprocess.Popen(  # noqa: S603  it ends when the pipe is closed, with this process
         [sys.executable, "-I", "-S", "-c", _CODE, *map(str, numbers)],
         stdin=heard,

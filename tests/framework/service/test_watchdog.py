@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 BEGIN = """
-import re
+import re, signal
 from kmr.service.watchdog import begin, note, watch
-watch(0.1)
+watch(0.1, [signal.SIGTERM])
 note("map of the oven")
 begin()
 """
@@ -34,3 +34,19 @@ def test_a_call_that_never_frees_the_interpreter_lock_ends_with_its_stack_and_na
 
 def test_a_process_that_ends_in_time_is_left_alone() -> None:
     assert ended("") == (0, "")
+
+
+HANGUPS = """
+import os, signal, time
+from kmr.service.watchdog import watch
+signal.signal(signal.SIGHUP, lambda *_: None)
+watch(0.1, [signal.SIGTERM], once=True)
+for _ in range(2):
+    os.kill(os.getpid(), signal.SIGHUP)
+    time.sleep(0.6)
+"""
+
+
+def test_a_signal_that_does_not_end_the_process_begins_no_deadline() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGUPS], check=False, timeout=60)
+    assert done.returncode == 0
