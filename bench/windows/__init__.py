@@ -1,0 +1,1 @@
+"""Windows beside Quix Streams: `python -m bench.windows`."""
