@@ -54,8 +54,8 @@ def _module(name: str) -> ModuleType:
         raise StrategyError(f"cannot import {name}: {error}{_where(error)}") from error
     except SyntaxError as error:
         raise StrategyError(
-            f"cannot import {name}: {error.msg} in {error.filename}, line {error.lineno}: "
-            f"{(error.text or '').strip()}"
+            f"cannot import {name}: {error.msg} (in {error.filename}, line {error.lineno}: "
+            f"{(error.text or '').strip()})"
         ) from error
     except KmrError as error:  # its message is complete
         raise StrategyError(f"{error}{_where(error)}") from error
@@ -81,7 +81,7 @@ def _where(error: BaseException) -> str:
     ]
     if not frames:
         return ""
-    return f" in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
+    return f" (in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})"
 
 
 def _attribute(module: ModuleType, name: str) -> Strategy:

@@ -275,7 +275,7 @@ class ReduceStage:
     def _count(self, buffer: Buffer, reason: FlushReason, outcome: FlushOutcome) -> None:
         metrics = self._metrics
         if self._out is None and self._errors is not None:
-            metrics.done.written += buffer.rows - sum(map(len, outcome.failed))
+            metrics.done.written += outcome.accepted
         now = anyio.current_time()
         seconds = now - (now if self._flushing_since is None else self._flushing_since)
         metrics.count_flush(self.name, reason, buffer.rows, buffer.bytes, seconds)

@@ -13,7 +13,7 @@ from .branches.branches import Branches, PerName, as_chain, with_distinct
 from .branches.declared import declared, with_chains
 from .columns.tagged_rows import is_tagged, schemas
 from .delivery.failures import FAILED_SCHEMA
-from .errors import StrategyError
+from .errors import StrategyError, reason_of
 from .lookups.given import GivenRows, empty_tables
 from .lookups.source import TableSource
 from .mapping.annotations import check_call, check_resources, parameters_of
@@ -530,8 +530,12 @@ class Strategy(metaclass=Checked):
                     "strategy: its records would come back without end; write to another topic"
                 )
 
-    def _check_columns(self) -> None:
-        """Check the columns that reducers need of the rows, where these are declared."""
+    def validate(self) -> None:
+        """Check the columns that reducers need of the rows, where these are declared.
+
+        Raises:
+            StrategyError: names the column that is missing.
+        """
         if self.distincts and (rows := self.row_schema) is not None:
             of = schemas(rows) if is_tagged(rows) else {"": rows}
             for name, distinct in self.distincts.items():
@@ -546,32 +550,26 @@ class Strategy(metaclass=Checked):
                 except StrategyError as error:
                     raise StrategyError(f"{stage}: {error}") from error
 
-    def validate(self) -> None:
-        """Check that the strategy can be sent to another process, and that declared rows fit the reducers.
+    def require_pickle(self) -> None:
+        """Check that another process can be given the parts that map records.
 
         Raises:
-            StrategyError: names the part that cannot be pickled, and why; or the column that is missing.
+            StrategyError: names the part that cannot be pickled, and why.
         """
-        self._check_columns()
         parts = {
             "map": self.map,
             "by_topic": self.by_topic,
             "resources": self.resources,
-            "tables": self.tables,
             "value": self.value,
             "key": self.key,
-            "reduce_err": self.reduce_err,
         }
-        for branch, chain in self.chains.items():
-            at = f"[{branch!r}]" if branch else ""
-            parts |= {f"reduce{at}[{number}]": reducer for number, reducer in enumerate(chain)}
         for name, part in parts.items():
             try:
                 pickle.loads(pickle.dumps(part))  # noqa: S301  our own bytes
             except Exception as error:
                 raise StrategyError(
-                    f"{name} cannot be pickled ({error}); define functions and classes at the top level "
-                    "of a module, and open connections in Reducer.open, not in __init__"
+                    f"executor='process': {name} cannot be pickled ({reason_of(error)}); define its "
+                    "functions and classes at the top level of a module, or use executor='thread'"
                 ) from error
 
 

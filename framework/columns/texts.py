@@ -480,5 +480,8 @@ def _python_value(array: Array, row: int) -> Any:
 
 def excerpt(value: object) -> str:
     """Return the beginning of a value, for a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  the user's class may do anything
+        text = f"a {type(value).__name__}"
     return text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."

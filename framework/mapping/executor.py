@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import anyio
 from anyio import to_process
 
-from ..errors import KmrError, StrategyError, as_exception, reason_of
+from ..errors import KmrError, StrategyError, as_exception
 from ..observe.logs import in_every_event, setup_logs
 from ..service.process import end_with_parent
 from ..service.threads import background_loop, run_in_thread
@@ -85,23 +85,20 @@ class Executor:
         Raises:
             StrategyError: they cannot be opened, or not in another process.
         """
+        are_async = {part.map_spec.is_async for part in strategy.parts}
+        in_processes = self.kind == "process" and False in are_async
+        if in_processes:
+            strategy.require_pickle()
         if strategy.tables:
             self._tables = OpenTables(self._tables_of(strategy, config))
             await self._tables.open()
         if strategy.resources is None:
             return
-        are_async = {part.map_spec.is_async for part in strategy.parts}
         if self.kind != "process" or True in are_async:
             self._resources = OpenResources(strategy.resources)
             await self._resources.open()
-        if self.kind == "process" and False in are_async:
-            try:
-                self._factory = pickle.dumps(strategy.resources)
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise StrategyError(
-                    "resources= cannot be opened in the processes of executor='process': "
-                    f"{reason_of(error)}; use a function of a module, or executor='thread'"
-                ) from error
+        if in_processes:
+            self._factory = pickle.dumps(strategy.resources)
             await self._in_process(partial(_open_here, self._factory))
 
     def _tables_of(self, strategy: Strategy, config: ConnectionConfig | None) -> Tables:

@@ -444,12 +444,14 @@ class FlushOutcome(NamedTuple):
         ranges: the offsets of the flush, without those of failed records.
         failed: the records that the reducer refused, for the error sink.
         again: whether the others are flushed again, without those that failed.
+        accepted: the number of rows that the reducer did not refuse.
     """
 
     forward: Rows | None
     ranges: tuple[Range, ...]
     failed: list[Rows]
     again: bool = False
+    accepted: int = 0
 
 
 async def attempt_flush(
@@ -484,11 +486,12 @@ async def attempt_flush(
             f"{stage}: {type(reducer).__name__}.flush returned {type(out).__name__}; "
             "return a pyarrow Table, or None, or raise Retry(reason)"
         )
+    accepted = buffer.rows - sum(map(len, records)) - sum(len(each.rows) for each in refusals)
     records += await _records([*buffer.set_aside, *refusals], stage, number)
     ranges = subtract_ranges(buffer.ranges(), (r for rows in records for r in rows.ranges))
     if out is None or out.num_rows == 0:
-        return FlushOutcome(None, ranges, records)
-    return FlushOutcome(_made(out, ranges, buffer), ranges, records)
+        return FlushOutcome(None, ranges, records, accepted=accepted)
+    return FlushOutcome(_made(out, ranges, buffer), ranges, records, accepted=accepted)
 
 
 def _made(table: pa.Table, ranges: tuple[Range, ...], buffer: Buffer) -> Rows:

@@ -34,6 +34,26 @@ _OWN_DIRECTORIES: Final = tuple(path.resolve() for path in (_OWN, _OWN / "broker
 """Where our own code is: in a checkout, `kmr` and these two are links."""
 
 
+def pickled(strategy: object) -> bytes:
+    """Return the form in which a strategy, or something that has one, is sent to executors.
+
+    Raises:
+        MissingExtra: pyspark is not installed.
+        StrategyError: it cannot be pickled.
+    """
+    require_extra("spark", "Spark")
+    from pyspark import cloudpickle
+
+    try:
+        form: bytes = cloudpickle.dumps(strategy)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise StrategyError(
+            f"the strategy cannot be sent to Spark's executors: {reason_of(error)}; "
+            "open connections in Reducer.open, not in __init__"
+        ) from error
+    return form
+
+
 def strategy_modules(strategy: Strategy) -> dict[str, Path]:
     """Return the files of the strategy's modules, by their names in an archive.
 
@@ -45,16 +65,8 @@ def strategy_modules(strategy: Strategy) -> dict[str, Path]:
         MissingExtra: pyspark is not installed.
         StrategyError: it cannot be pickled.
     """
-    require_extra("spark", "Spark")
-    from pyspark import cloudpickle
-
-    try:
-        pickled = cloudpickle.dumps(strategy)  # type: ignore[no-untyped-call]
-    except Exception as error:
-        raise StrategyError(
-            f"the strategy cannot be sent to Spark's executors: {reason_of(error)}"
-        ) from error
-    texts = {text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
+    form = pickled(strategy)
+    texts = {text for _, text, _ in pickletools.genops(form) if isinstance(text, str)}
     names = texts & sys.modules.keys()
     roots = {root for name in names if (root := _root(sys.modules.get(name))) is not None}
     found: dict[str, Path] = {}

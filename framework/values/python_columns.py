@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _INT: Final = pa.int64()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_INSTEAD: Final = "return numbers, texts, times, dicts of them, or lists whose items have one type"
 
 
 def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> pa.Array[Any]:
@@ -91,7 +92,7 @@ def _reason(value: Any, kind: pa.DataType | None, error: Exception) -> str:
         return f"the number {value} does not fit 64 bits; declare uint64 or a decimal"
     if kind is None and type(value).__module__ != "builtins":
         name = type(value).__name__
-        return (
-            f"{name} is no type of a column; return numbers, texts, times, lists or dicts of them"
-        )
+        return f"{name} is no type of a column; {_INSTEAD}"
+    if kind is None:
+        return f"no type of a column holds {excerpt(value)} ({reason_of(error)}); {_INSTEAD}"
     return reason_of(error)

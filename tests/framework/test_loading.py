@@ -25,33 +25,33 @@ if TYPE_CHECKING:
         (
             "lacking",
             (
-                "cannot import lacking: No module named 'absent_library' in {folder}/lacking.py, "
-                "line 2: import absent_library"
+                "cannot import lacking: No module named 'absent_library' (in {folder}/lacking.py, "
+                "line 2: import absent_library)"
             ),
         ),
         (
             "failing",
             (
-                "cannot import failing: ZeroDivisionError: division by zero in {folder}/failing.py, "
-                "line 2: return 1 / 0"
+                "cannot import failing: ZeroDivisionError: division by zero (in {folder}/failing.py, "
+                "line 2: return 1 / 0)"
             ),
         ),
         (
             "garbled",
-            "cannot import garbled: '(' was never closed in {folder}/garbled.py, line 1: f(",
+            "cannot import garbled: '(' was never closed (in {folder}/garbled.py, line 1: f()",
         ),
         (
             "senseless",
             (
-                "reduce= is empty: a strategy needs at least one reducer in {folder}/senseless.py, "
-                "line 3: strategy = Strategy(map=passed, reduce=[])"
+                "reduce= is empty: a strategy needs at least one reducer (in {folder}/senseless.py, "
+                "line 3: strategy = Strategy(map=passed, reduce=[]))"
             ),
         ),
         (
             "addressless",
             (
-                "registry 'localhost:8081': not an URL; write http://host:8081 in {folder}/addressless.py, "
-                "line 2: hits = Registry('localhost:8081')"
+                "registry 'localhost:8081': not an URL; write http://host:8081 (in {folder}/addressless.py, "
+                "line 2: hits = Registry('localhost:8081'))"
             ),
         ),
     ],

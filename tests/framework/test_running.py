@@ -50,6 +50,32 @@ async def test_a_plain_function_runs_under_a_running_event_loop_and_the_counts_c
     assert [row["n"] for row in written.rows()] == [2, 4, 6]
 
 
+def halves(record: Record) -> list[dict[str, object]]:
+    number = int(record.value or b"")
+    return [{"n": number, "half": number / 2 if number % 2 == 0 else "odd"}] * 2
+
+
+async def test_rows_that_fit_no_column_are_counted_as_not_written(
+    broker: Broker, produce: Produce
+) -> None:
+    for number in (b"2", b"4", b"1", b"6"):  # a batch for each, so that types meet in the flush
+        await produce("numbers", [number])
+    written, failed = Journal(), Journal()
+    strategy = kmr.Strategy(
+        map=halves, reduce=MemoryWriter(written), reduce_err=MemoryWriter(failed)
+    )
+    done = await _in_thread_with_loop(
+        lambda: kmr.run(
+            strategy,
+            topics=["numbers"],
+            group="try",
+            bootstrap_servers=broker.bootstrap_servers,
+            until_caught_up=True,
+        )
+    )
+    assert (done.written, done.failed) == (len(written.rows()), len(failed.rows())) == (6, 1)
+
+
 async def _in_thread_with_loop(call: Any) -> Any:
     async def inside() -> Any:
         return call()

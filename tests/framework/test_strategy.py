@@ -125,12 +125,10 @@ def test_stages_are_numbered_in_the_order_of_the_chain() -> None:
 
 
 def test_a_part_that_cannot_be_pickled_is_named() -> None:
-    strategy = Strategy(locate, [writer()], reduce_err=writer())
-    journal = strategy.reduce_err
-    assert isinstance(journal, MemoryWriter)
-    journal.journal.outcomes.append(lambda: None)  # type: ignore[arg-type]
-    with pytest.raises(StrategyError, match="reduce_err cannot be pickled"):
-        strategy.validate()
+    strategy = Strategy(map=lambda record: None, reduce=[writer()])  # type: ignore[arg-type,return-value]
+    strategy.validate()
+    with pytest.raises(StrategyError, match="executor='process': map cannot be pickled"):
+        strategy.require_pickle()
 
 
 class Order(msgspec.Struct):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
@@ -62,8 +61,14 @@ class TaskPlan:
         checkpoint: str | None = None,
         connection: ConnectionConfig | None = None,
     ) -> TaskPlan:
-        """Pickle definitions from `__main__` by value, everything else by name."""
-        payload: bytes = cloudpickle.dumps((strategy, context))  # type: ignore[no-untyped-call]
+        """Pickle definitions from `__main__` by value, everything else by name.
+
+        Raises:
+            StrategyError: the strategy cannot be pickled.
+        """
+        from ..shipping import pickled
+
+        payload = pickled((strategy, context))
         return cls(payload, logged, checkpoint, connection)
 
 

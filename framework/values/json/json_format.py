@@ -70,7 +70,8 @@ class Json(TypedFormat):
         elif self._registry is None or subject is None:
             raise StrategyError(
                 "Json: its columns are not known; give a type with the fields of a value, or registry= and "
-                "subject= for the latest JSON Schema of a subject"
+                "subject= for the latest JSON Schema of a subject; to map any object, leave value= out and "
+                "call json.loads(record.value) in the map"
             )
 
     @property

@@ -55,7 +55,7 @@ class Hit(msgspec.Struct):
 typed = Strategy(value=Json(Hit), key=Text(), reduce=[Collect(nothing)], reduce_err=StreamWriter(sys.stderr))
 bare = Strategy(map=passed, reduce=[Collect(nothing)])
 loop = Strategy(map=passed, reduce=[KafkaWriter("orders")])
-unpicklable = Strategy(map=passed, reduce=[Collect(lambda table: None)])
+nameless = Strategy(map=lambda record: {"n": 1}, reduce=[Collect(lambda table: None)])
 """
 
 

@@ -129,7 +129,7 @@ async def test_resources_that_another_process_cannot_import_are_refused() -> Non
         return broken()
 
     strategy = Strategy(plain, [MemoryWriter(Journal())], resources=local)
-    with pytest.RaisesGroup(pytest.RaisesExc(StrategyError, match="use a function of a module")):
+    with pytest.RaisesGroup(pytest.RaisesExc(StrategyError, match="resources cannot be pickled")):
         async with running(strategy, MemoryConsumer(), executor="process"):
             await anyio.sleep_forever()
 

@@ -111,7 +111,7 @@ def test_a_per_batch_map_that_exits_fails_the_record_that_makes_it_exit() -> Non
         ),
         (
             {"a": object()},
-            "column a: ArrowInvalid",
+            "column a: no type of a column holds <object object",
         ),
     ],
     ids=["no column", "a number", "a surrogate", "lazy", "a generator", "a large number", "object"],

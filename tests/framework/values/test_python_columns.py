@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from kmr.values.python_columns import convert, to_column
 
@@ -19,3 +20,27 @@ def test_values_are_bisected_to_those_that_do_not_fit() -> None:
     parts = list(convert([1, 2, "x", 4], [0, 1, 2, 3], pa.int64(), refused))
     assert [rows for rows, _ in parts] == [[0, 1], [3]]
     assert list(refused) == [2]
+
+
+class Shy:
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (object(), "no type of a column holds <object object"),
+        ([1, {"b": 2}], "no type of a column holds [1, {'b': 2}] (ArrowInvalid: cannot mix struct"),
+        ([Shy()], "no type of a column holds a list"),
+    ],
+    ids=["object", "list of unlike items", "broken repr"],
+)
+def test_a_value_without_a_type_is_shown_with_what_to_return(value: object, shown: str) -> None:
+    refused: dict[int, str] = {}
+    assert list(convert([value], [0], None, refused)) == []
+    assert refused[0].startswith(shown)
+    assert (
+        "; return numbers, texts, times, dicts of them, or lists whose items have one type"
+        in refused[0]
+    )
