@@ -75,8 +75,8 @@ def test_the_columns_that_an_aggregate_lacks_are_named_without_a_connection() ->
         counts = Aggregate([by], {"n": ("*", "count")})
         return Strategy(value=Json(Hit), reduce=[counts, StreamWriter("out")])
 
-    strategy("path")._check_columns()
-    strategy("partition")._check_columns()
+    strategy("path").validate()
+    strategy("partition").validate()
     with pytest.raises(StrategyError, match="reduce-1: Aggregate: the rows have no column 'pth'"):
         strategy("pth").validate()
 

@@ -125,7 +125,7 @@ def test_stages_are_numbered_in_the_order_of_the_chain() -> None:
 
 
 def test_a_part_that_cannot_be_pickled_is_named() -> None:
-    strategy = Strategy(map=lambda record: None, reduce=[writer()])  # type: ignore[arg-type,return-value]
+    strategy = Strategy(map=lambda record: None, reduce=[writer()])
     strategy.validate()
     with pytest.raises(StrategyError, match="executor='process': map cannot be pickled"):
         strategy.require_pickle()
