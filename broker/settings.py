@@ -35,6 +35,7 @@ DAY = 24 * HOUR
 
 NodeId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 SomeSeconds = Annotated[float, Meta(ge=0, extra={"unit": SECONDS})]
+LifetimeSeconds = Annotated[float, Meta(ge=0, le=1e9, extra={"unit": SECONDS})]
 SomeBytes = Annotated[int, Meta(ge=0, extra={"unit": BYTES})]
 
 
@@ -154,6 +155,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     authentication_timeout: Annotated[
         Seconds, about("Time that a client has for TLS, and again for SASL.")
     ] = 10.0
+    authentication_lifetime: Annotated[
+        LifetimeSeconds,
+        about(
+            "Time after which a client must authenticate again by SASL, on the same connection; if not, its "
+            "next request closes the connection. 0: never."
+        ),
+    ] = 0.0
     max_unauthenticated_connections: Annotated[
         Count, about("Most connections at a time that are not yet authenticated.")
     ] = 1_000

@@ -125,7 +125,7 @@ class RequestContext:
         close: closes the client's connection, and logs the reason.
         meter: counts the requests of this API, and the errors in their responses.
         header: the bytes of the requests' headers after the correlation id.
-        sasl: the client's authentication, until it is complete.
+        sasl: the client's authentication, while it is not complete or can be renewed.
         remembered: what a handler keeps of this client's earlier requests of this version.
     """
 

@@ -125,11 +125,6 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         (29, 30, 31, 50, 51),
     ),
     Unsupported(
-        "Closing connections whose credentials are old (KIP-368, connections.max.reauth.ms)",
-        "SaslAuthenticate answers that a session has no end. A user who is removed keeps open connections;"
-        " changed rules apply to them within a second.",
-    ),
-    Unsupported(
         "Client quotas (KIP-13, KIP-124, KIP-546)",
         "throttle_time_ms is 0. The broker limits connections, memory and sizes of requests instead.",
         (48, 49),

@@ -26,35 +26,55 @@ class AuthenticationFailed(Exception):
 
 
 class SaslExchange:
-    """The authentication of one connection, from its handshake to success or failure."""
+    """The authentication of one connection, from its handshake to success or failure; then perhaps again.
+
+    Attributes:
+        user: who the client is, once it has proved it. It stays the same, and so does the mechanism.
+        lifetime: seconds after which the client must prove it again; 0: never.
+        complete: whether the client has proved it since its last handshake.
+        bare_tokens: whether the client sends bare SASL messages, as after version 0 of the handshake.
+    """
 
     def __init__(
         self,
         users: Users,
         *,
+        on_begin: Callable[[], None],
         on_success: Callable[[str], None],
         on_failure: Callable[[str], None],
         checks: anyio.CapacityLimiter,
+        lifetime: float = 0.0,
     ) -> None:
-        """`on_success` is called with the user's name, `on_failure` with the reason, before the response.
+        """Begin with the handshake.
 
-        `checks` limits how many passwords are checked at the same time, on all connections.
+        `on_begin` is called when a client that has authenticated begins again, `on_success` with its name,
+        `on_failure` with the reason, before the response. `checks` limits how many passwords are checked at
+        the same time, on all connections.
         """
         self._users = users
+        self._on_begin = on_begin
         self._on_success = on_success
         self._on_failure = on_failure
         self._checks = checks
+        self.lifetime = lifetime
         self._mechanism: str | None = None
         self._scram: ScramExchange | None = None
         self._failed = False
+        self.user: str | None = None
+        self.complete = False
         self.bare_tokens = False
-        """Whether the client sends bare SASL messages, as after version 0 of the handshake."""
 
     def choose(self, mechanism: str, *, bare_tokens: bool) -> bool:
         """Begin with a mechanism; return False if it is not served."""
         if mechanism not in MECHANISMS:
             self._fail(f"mechanism {mechanism!r} is not served; use one of {', '.join(MECHANISMS)}")
             return False
+        if self.user is not None:
+            self.complete = False
+            self._on_begin()
+            if mechanism != self._mechanism:
+                self._fail(f"the mechanism cannot change from {self._mechanism} to {mechanism}")
+                return False
         self._mechanism = mechanism
         self._scram = None
         self.bare_tokens = bare_tokens
@@ -98,7 +118,7 @@ class SaslExchange:
         )
         if not matches:
             raise self._wrong()
-        self._on_success(user)
+        self._succeed(user)
         return b""
 
     def _scram_step(self, scram: ScramExchange, message: bytes) -> bytes:
@@ -108,8 +128,14 @@ class SaslExchange:
             answer = scram.finish(message)
         except ScramError:
             raise self._wrong() from None
-        self._on_success(scram.user)
+        self._succeed(scram.user)
         return answer
+
+    def _succeed(self, user: str) -> None:
+        if self.user not in (None, user):
+            raise AuthenticationFailed("a client cannot become another user; connect again")
+        self.user, self.complete, self.bare_tokens = user, True, False
+        self._on_success(user)
 
     def _wrong(self) -> AuthenticationFailed:
         return AuthenticationFailed(

@@ -86,7 +86,13 @@ read_users, write_users, change_users = _FORMAT.read, _FORMAT.write, _FORMAT.cha
 
 
 class Users:
-    """The users of a running broker; the file is checked for changes at every authentication."""
+    """The users of a running broker; the file is checked for changes at every authentication.
+
+    Attributes:
+        expire: whether they must authenticate again after a time, if the broker's settings say so.
+    """
+
+    expire = True
 
     def __init__(self, path: Path) -> None:
         """Raise BrokerError if the file cannot be read."""
@@ -132,7 +138,9 @@ class Users:
 
 
 class OneUser(Users):
-    """A user who is in no file."""
+    """A user who is in no file, and belongs to the broker."""
+
+    expire = False
 
     def __init__(self, name: str, password: str) -> None:
         self._only = {name: make_user(password, iterations=MIN_ITERATIONS)}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from math import inf
 from socket import SO_KEEPALIVE, SOL_SOCKET
 from struct import Struct
 from time import monotonic
@@ -86,7 +87,8 @@ class Connection(asyncio.BufferedProtocol):
         self._finishing = False
         self._last_progress = self._loop.time()
         self._blocked_since = self._last_progress  # the client does not read what is sent
-        self._connected_at = self._last_progress
+        self._authenticate_by = self._last_progress + self._settings.authentication_timeout
+        self._expiry: asyncio.TimerHandle | None = None  # then the client must authenticate again
         self._min_request_bytes = MIN_REQUEST_BYTES
         self._max_request_bytes = self._settings.request_max_bytes
         self.was_opened = False
@@ -134,9 +136,11 @@ class Connection(asyncio.BufferedProtocol):
             self._max_request_bytes = _UNAUTHENTICATED_BYTES
             self._client.sasl = SaslExchange(
                 users,
+                on_begin=self._authenticate_again,
                 on_success=self._authenticated,
                 on_failure=self._refused,
                 checks=self._server.password_checks,
+                lifetime=self._settings.authentication_lifetime if users.expire else 0.0,
             )
         self._server.opened(self)
 
@@ -153,7 +157,11 @@ class Connection(asyncio.BufferedProtocol):
             self._release(self._unread.buffer, self._unread.pool)
         self._partial = self._unread = None
         self._outbox.close()
-        self._server.admission.closed(self._host, authenticated=self._client.sasl is None)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        client = self._client
+        authenticated = client.sasl is None or client.session is not None
+        self._server.admission.closed(self._host, authenticated=authenticated)
         self._server.closed(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -211,13 +219,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def check(self, now: float) -> None:
         """Close if the client stalls or idles for too long; `now`: the loop's time."""
-        if (
-            self._client.sasl is not None
-            and now - self._connected_at > self._settings.authentication_timeout
-        ):
-            self.abort(
-                f"the client did not authenticate for {now - self._connected_at:.0f} seconds"
-            )
+        if self._client.sasl is not None and now > self._authenticate_by:
+            allowed = self._settings.authentication_timeout
+            self.abort(f"the client did not authenticate within {allowed:g} seconds")
         elif self._outbox.is_blocked:
             waited, allowed = now - self._blocked_since, self._settings.response_timeout
             if self._partial is not None or self._unread is not None:
@@ -403,12 +407,30 @@ class Connection(asyncio.BufferedProtocol):
 
     def _authenticated(self, user: str) -> None:
         client = self._client
-        client.sasl = None
+        sasl, client.sasl = client.sasl, None
         client.principal = f"User:{user}"
         client.headers.clear()
         self._min_request_bytes = MIN_REQUEST_BYTES
         self._max_request_bytes = self._settings.request_max_bytes
-        self._server.admission.authenticated()
+        if client.session is None:
+            self._server.admission.authenticated()
+        if sasl is not None and sasl.lifetime:
+            client.session = sasl
+            if self._expiry is not None:
+                self._expiry.cancel()
+            self._expiry = self._loop.call_later(sasl.lifetime, self._expired)
+
+    def _expired(self) -> None:
+        """Close at the next request, unless the client authenticates again."""
+        if self._client.sasl is None:
+            self._authenticate_again()
+            self._authenticate_by = inf
+
+    def _authenticate_again(self) -> None:
+        client = self._client
+        client.sasl, client.lane = client.session, None
+        self._min_request_bytes = 0
+        self._authenticate_by = self._loop.time() + self._settings.authentication_timeout
 
     def _refused(self, reason: str) -> None:
         self._server.metrics.authentication_failures.labels("SASL").inc()

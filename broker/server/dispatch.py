@@ -61,14 +61,15 @@ _MOST_HEADER_BYTES = 512  # longer ones, by their client id or tags, are read ea
 class Client:
     """The client of a connection, with the listener and the address by which it reaches this broker.
 
-    `sasl` is its authentication, until that is complete. `close` closes its connection and logs a reason.
+    `sasl` is its authentication, until that is complete; `session` the complete one, if it has to be renewed
+    after a time. `close` closes its connection and logs a reason.
     `headers` has the last header of each API and version that it used, by the bytes of the two; `lane` its
     repeated Produce requests.
     """
 
     __slots__ = (
         *("close", "headers", "host", "lane", "listener", "node_host", "node_port", "principal"),
-        "sasl",
+        *("sasl", "session"),
     )
 
     def __init__(
@@ -85,6 +86,7 @@ class Client:
         self.close = close
         self.principal = ANONYMOUS
         self.sasl: SaslExchange | None = None
+        self.session: SaslExchange | None = None
         self.headers: dict[bytes, _Header] = {}
         self.lane: produce.Lane | None = None
 
@@ -185,8 +187,13 @@ class Dispatcher:
         """Read a header that differs from the last one."""
         read = read_request_header(frame)
         key, version = read.api_key, read.api_version
-        if client.sasl is not None and key not in handshake.BEFORE_AUTHENTICATION:
-            raise CloseConnection(f"a request of API {key} came before the client authenticated")
+        if client.sasl is not None:
+            again = client.session is not None
+            if key not in (handshake.AGAIN if again else handshake.BEFORE_AUTHENTICATION):
+                late = " again" if again else ""
+                raise CloseConnection(
+                    f"a request of API {key} came before the client authenticated{late}"
+                )
         route = self._routes.get((key, version)) or self._make_route(key, version)
         return self._remember(frame, client, read, route)
 
@@ -207,7 +214,7 @@ class Dispatcher:
             services=self._services,
             meter=route.meter,
             header=bytes(frame[CLIENT_ID_AT:body]),
-            sasl=client.sasl,
+            sasl=client.sasl or client.session,
             close=client.close,
         )
         header = _Header(body, route, context)

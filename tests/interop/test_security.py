@@ -7,6 +7,7 @@ import gc
 import logging
 import ssl
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from aiokafka.errors import GroupAuthorizationFailedError as AioGroupRefused
 from aiokafka.errors import KafkaConnectionError as AioNoConnection
 from aiokafka.errors import TopicAuthorizationFailedError as AioTopicRefused
 from kafka.errors import TopicAuthorizationFailedError
+from structlog.testing import capture_logs
 
 from kmr.broker.authorization.rules import Operation, Rule, write_rules
 from kmr.broker.authorization.users import make_user, write_users
@@ -33,7 +35,7 @@ from kmr.worker import Worker
 from .conftest import LEAKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from kmr.broker import Broker
@@ -505,3 +507,63 @@ async def test_a_worker_with_a_wrong_password_says_so_and_ends(
     async with asyncio.timeout(TIMEOUT):
         with pytest.raises(ConsumerError, match="refuses SCRAM-SHA-512 credentials of 'alice'"):
             await worker.run()
+
+
+def produce_for(seconds: float, send: Callable[[bytes], Any]) -> int:
+    """Send a record after the other, each once the last one is acknowledged; return their number."""
+    stop, sent = time.monotonic() + seconds, 0
+    while time.monotonic() < stop:
+        send(b"%d" % sent)
+        sent += 1
+    return sent
+
+
+def by_librdkafka(broker: Broker, reasons: list[str]) -> int:
+    settings = librdkafka(broker, "SCRAM-SHA-256")
+    producer = ck.Producer({**settings, "error_cb": lambda error: reasons.append(str(error))})
+
+    def send(value: bytes) -> None:
+        producer.produce("t", value)
+        assert producer.flush(TIMEOUT) == 0
+
+    return produce_for(2.5, send)
+
+
+def by_kafka_python(broker: Broker, reasons: list[str]) -> int:
+    producer = kafka.KafkaProducer(**sasl(broker, "PLAIN"), enable_idempotence=False, retries=0)
+    try:
+        return produce_for(2.5, lambda value: producer.send("t", value, partition=0).get(TIMEOUT))
+    finally:
+        producer.close()
+
+
+@pytest.mark.parametrize("produce", [by_librdkafka, by_kafka_python])
+async def test_clients_authenticate_again_on_their_connections(
+    start_broker: StartBroker, users: Path, produce: Callable[[Broker, list[str]], int]
+) -> None:
+    broker = await start_broker(users_file=users, authentication_lifetime=1.2, default_partitions=1)
+    reasons: list[str] = []
+    with capture_logs() as logs:
+        sent = await anyio.to_thread.run_sync(produce, broker, reasons)
+    assert reasons == []
+    assert [each for each in logs if each["log_level"] != "info"] == []
+    partition = broker.topics.partition("t", 0)
+    assert partition is not None
+    assert partition.log.next_offset == sent > 0
+
+
+async def test_a_client_that_cannot_authenticate_again_connects_again(
+    start_broker: StartBroker, users: Path
+) -> None:
+    """As aiokafka 0.14."""
+    broker = await start_broker(users_file=users, authentication_lifetime=0.3)
+    sent = 0
+    async with asyncio.timeout(TIMEOUT):
+        async with AIOKafkaProducer(**sasl(broker, "PLAIN"), acks="all") as producer:
+            until = time.monotonic() + 1.5
+            while time.monotonic() < until:
+                await producer.send_and_wait("t", b"%d" % sent, partition=0)
+                sent += 1
+    partition = broker.topics.partition("t", 0)
+    assert partition is not None
+    assert partition.log.next_offset == sent > 0

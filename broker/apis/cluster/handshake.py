@@ -7,8 +7,9 @@ header (`answer_bare`).
 
 Features (KIP-584): `group.version` 1 says that groups of KIP-848 are served, `transaction.version` 2 that the
 end of a transaction raises its producer's epoch (KIP-890).
-Differs from Kafka: no other feature is listed; sessions do not expire, so clients need not authenticate
-again (KIP-368).
+A client may have to authenticate again after a time, on the same connection (KIP-368): then only SASL's two
+APIs are served.
+Differs from Kafka: no other feature is listed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ API_VERSIONS: Final = 18
 _HANDSHAKE: Final = 17
 AUTHENTICATE: Final = 36
 
-BEFORE_AUTHENTICATION: Final = frozenset({API_VERSIONS, _HANDSHAKE, AUTHENTICATE})
+AGAIN: Final = frozenset({_HANDSHAKE, AUTHENTICATE})
+"""The only APIs that a client may call until it has authenticated again."""
+BEFORE_AUTHENTICATION: Final = AGAIN | {API_VERSIONS}
 """The only APIs that a client may call until it has authenticated."""
 
 _FEATURES: Final = {"group.version": 1, "transaction.version": 2}
@@ -44,7 +47,6 @@ _FIRST_WITH_MIN_0 = 4
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _FIRST_WITH_SOFTWARE = 3
 _FIRST_WITH_WRAPPED_TOKENS = 1
-_NEVER_EXPIRES = i64Timedelta.parse(timedelta(0))
 
 
 @api("ApiVersions", max_version=4, access=EVERYONE)
@@ -107,20 +109,22 @@ def _handshake(
 async def _authenticate(
     context: RequestContext, request: entities.SaslAuthenticateRequest
 ) -> entities.SaslAuthenticateResponse:
-    code, message, answer = ErrorCode.none, None, b""
-    if context.sasl is None:
+    code, message, answer, lifetime = ErrorCode.none, None, b"", timedelta(0)
+    if context.sasl is None or context.sasl.complete:
         code = ErrorCode.illegal_sasl_state
         message = "authentication is complete already, or this broker has no users"
     else:
         try:
             answer = await context.sasl.respond(request.auth_bytes)
+            if context.sasl.complete:
+                lifetime = timedelta(milliseconds=int(context.sasl.lifetime * 1000))
         except AuthenticationFailed as error:
             code, message = ErrorCode.sasl_authentication_failed, str(error)
     return entities.SaslAuthenticateResponse(
         error_code=code,
         error_message=message,
         auth_bytes=answer,
-        session_lifetime=_NEVER_EXPIRES,
+        session_lifetime=i64Timedelta.parse(lifetime),
     )
 
 

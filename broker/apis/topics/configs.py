@@ -209,6 +209,7 @@ _BROKER_SETTINGS: Final[Mapping[ConfigType, Mapping[str, str]]] = {
     ConfigType.LIST: {"log.dirs": "data_dir"},
     ConfigType.LONG: {
         "connections.max.idle.ms": "connection_idle_seconds",
+        "connections.max.reauth.ms": "authentication_lifetime",
         "log.cleaner.backoff.ms": "compaction_check_interval",
         "log.retention.check.interval.ms": "retention_check_interval",
         "offsets.retention.ms": "offsets_retention_seconds",

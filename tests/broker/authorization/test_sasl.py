@@ -21,9 +21,11 @@ class Outcome:
 
     def __init__(self, users: Users) -> None:
         self.users: list[str] = []
+        self.begun: list[str | None] = []
         self.failures: list[str] = []
         self.exchange = SaslExchange(
             users,
+            on_begin=lambda: self.begun.append(self.exchange.user),
             on_success=self.users.append,
             on_failure=self.failures.append,
             checks=anyio.CapacityLimiter(1),
@@ -33,7 +35,9 @@ class Outcome:
 @pytest.fixture
 def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Outcome]:
     monkeypatch.setattr(sasl, "_FAILURE_DELAY", 0.0)
-    write_users(tmp_path / "users.json", {"anna": make_user("secret")})
+    write_users(
+        tmp_path / "users.json", {"anna": make_user("secret"), "berta": make_user("secret too")}
+    )
     users = Users(tmp_path / "users.json")
     return lambda: Outcome(users)
 
@@ -83,6 +87,42 @@ async def test_a_connection_has_one_attempt(begin: Callable[[], Outcome]) -> Non
             await outcome.exchange.respond(message)
     assert outcome.users == []
     assert len(outcome.failures) == 1
+
+
+async def test_a_user_authenticates_again_by_the_same_mechanism(
+    begin: Callable[[], Outcome],
+) -> None:
+    outcome = begin()
+    for complete in (False, True):
+        assert outcome.exchange.complete is complete
+        outcome.exchange.choose("PLAIN", bare_tokens=False)
+        assert not outcome.exchange.complete
+        await outcome.exchange.respond(b"\0anna\0secret")
+    assert (outcome.users, outcome.begun, outcome.failures) == (["anna"] * 2, ["anna"], [])
+
+
+async def test_a_user_does_not_become_another_when_it_authenticates_again(
+    begin: Callable[[], Outcome],
+) -> None:
+    outcome = begin()
+    outcome.exchange.choose("PLAIN", bare_tokens=False)
+    await outcome.exchange.respond(b"\0anna\0secret")
+    outcome.exchange.choose("PLAIN", bare_tokens=False)
+    with pytest.raises(AuthenticationFailed, match="cannot become another user"):
+        await outcome.exchange.respond(b"\0berta\0secret too")
+    assert (outcome.users, outcome.exchange.complete) == (["anna"], False)
+
+
+async def test_a_mechanism_does_not_change_when_a_user_authenticates_again(
+    begin: Callable[[], Outcome],
+) -> None:
+    outcome = begin()
+    outcome.exchange.choose("PLAIN", bare_tokens=False)
+    await outcome.exchange.respond(b"\0anna\0secret")
+    assert not outcome.exchange.choose("SCRAM-SHA-256", bare_tokens=False)
+    assert outcome.failures == ["the mechanism cannot change from PLAIN to SCRAM-SHA-256"]
+    with pytest.raises(AuthenticationFailed, match="authentication has failed"):
+        await outcome.exchange.respond(b"\0anna\0secret")
 
 
 async def test_a_message_before_the_handshake_is_refused(begin: Callable[[], Outcome]) -> None:
