@@ -193,12 +193,16 @@ def _ask(sql: str, seen: Sequence[MappedRecords]) -> str:
         raise KmrError("there are no rows to ask about")
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "t.arrow"
-        feather.write_feather(join_tables(tables).table, str(file), compression="uncompressed")
+        rows = join_tables(tables).table
+        feather.write_feather(rows, str(file), compression="uncompressed")
         connection = Connection(f"{directory}/clickhouse")
         try:
             connection.query(_TABLE.format(file=file))
             return str(connection.query(sql, "PrettyCompact"))
         except RuntimeError as error:
-            raise KmrError(f"--sql: {error}") from error
+            columns = ", ".join(rows.column_names)
+            raise KmrError(
+                f"--sql: {error}; the rows are the table t, of the columns {columns}"
+            ) from error
         finally:
             connection.close()

@@ -99,7 +99,9 @@ async def test_a_topic_is_shown_decoded_and_can_be_asked_about_by_sql(
     assert "total" in out
     assert "12.5" in out
     assert await peek(broker, "orders", "--sql", "SELECT nothing FROM t") == 1
-    assert "--sql: " in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert message.startswith("kmr: --sql: ")
+    assert "; the rows are the table t, of the columns partition, offset, " in message
 
 
 async def test_a_topic_is_read_as_a_table(
