@@ -1,7 +1,8 @@
-"""`kmr check`: count missing and doubled deliveries in a table."""
+"""`kmr check`: count missing and doubled deliveries in a table, or in all tables of a strategy."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -13,15 +14,19 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config.flags import Given, settings_flags
+from ..delivery.announcement import BackfillRange
 from ..errors import ConsumerError, SettingsError, SinkError
+from ..history.audit import AuditResult, audit
+from ..history.plan import BackfillPlan
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..kafka.subscription import subscription_of
 from ..loading import load_strategy
 from ..mapping.annotations import at_most_one_row
-from ..settings import GROUP, GroupSettings
+from ..settings import GROUP, WORKER, GroupSettings, Settings
 from ..sinks.clickhouse.client import ClickHouseAddress, connect
 from ..spark.session import SharedSession
+from .output import plain_console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from ..record import TopicPartition
+    from ..strategy import Strategy
 
 app = App(name="check")
 
@@ -383,6 +389,22 @@ async def _committed(settings: GroupSettings) -> Committed:
     return {partition: (starts[partition], offset) for partition, offset in offsets.items()}
 
 
+async def check_strategy(
+    strategy: Strategy, settings: Settings, committed: Committed
+) -> AuditResult:
+    """Count what a group has committed in the tables of a strategy, and map again what has not one row each.
+
+    So what was filtered, is a dead letter, is missing or is doubled can be told apart.
+
+    Raises:
+        KmrError: the brokers or a table do not answer, or the map cannot run.
+    """
+    spans = {
+        at: BackfillRange(first, max(first, until)) for at, (first, until) in committed.items()
+    }
+    return await audit(settings, strategy, BackfillPlan(settings.group, 0, spans))
+
+
 def show(result: CheckResult, console: Console) -> None:
     """Print a result as a table and a verdict."""
     table = Table(title=f"Deliveries in {result.table}", title_justify="left", header_style="dim")
@@ -468,13 +490,17 @@ def _command(
     strategy: str | None = None,
     expected: int | None = None,
 ) -> int:
-    """Count missing and doubled deliveries in a table of ClickHouse or Spark, or in files.
+    """Count missing and doubled deliveries of a strategy, or in a table of ClickHouse or Spark, or in files.
 
-    The exit code is 0 if there are none, else 1. Every offset between the first and the last must have a
-    row. For a strategy that filters, or that has an error sink, give --group: offsets that it has committed
-    and that have no row are counted as "filtered or missing", and do not change the exit code.
+    The exit code is 0 if there are none, else 1. With --strategy and --group, its tables of ClickHouse and
+    PostgreSQL and its Parquet files are counted up to the committed offsets, and the records that have not
+    one row each are mapped again: what is filtered, a dead letter, missing or doubled is known for certain.
 
-    For example:
+        kmr check --strategy hits:strategy --group errors
+
+    With --table or --spark alone, every offset between the first and the last must have a row. With --group,
+    offsets that it has committed and that have no row are counted as "filtered or missing", and do not
+    change the exit code.
 
         kmr check --table hits --url http://127.0.0.1:8123 --group errors
 
@@ -497,13 +523,18 @@ def _command(
         any: a map may make several rows of a record, so a record with several rows is not doubled: records
         are counted, each once, however many rows it has. Default: one, or what --strategy says.
     strategy
-        The strategy, module:attribute. If its map does not declare that it returns at most one row of a
-        record (-> Row | None), --rows-per-record is any.
+        The strategy, module:attribute: alone, its tables are counted. With --table or --spark: if its map
+        does not declare that it returns at most one row of a record (-> Row | None), --rows-per-record is
+        any.
     expected
         The number of messages.
     """
+    if strategy is not None and table is None and spark is None:
+        return _check_strategy(strategy, given)
     if (table is None) == (spark is None):
-        raise SettingsError("give either --table, or --spark with a path or a table")
+        raise SettingsError(
+            "give --strategy and --group, or --table, or --spark with a path or a table"
+        )
     committed = anyio.run(_committed, given.load()) if "group" in given.find() else None
     if spark is not None:
         result = check_spark(
@@ -529,3 +560,17 @@ def _command(
         result = result.of_several_rows()
     show(result, Console(emoji=False))
     return 0 if result.clean else 1
+
+
+def _check_strategy(path: str, given: Given[GroupSettings]) -> int:
+    committed = anyio.run(_committed, given.load())
+    topics = sorted({at.topic for at in committed})
+    flags = {**given.flags, "topics": topics, "topic_pattern": None}
+    settings = WORKER.load(given.config, os.environ, flags)
+    result = anyio.run(check_strategy, load_strategy(path), settings, committed)
+    if result.uncounted:
+        raise SinkError(f"{path} cannot be counted: {result.uncounted}")
+    console = plain_console()
+    for line in result.lines():
+        console.print(line)
+    return 0 if result.is_complete else 1

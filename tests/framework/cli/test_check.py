@@ -170,6 +170,60 @@ async def test_offsets_that_a_group_has_committed_without_a_row_are_filtered_or_
         await run("--group", "other", "--topic", "flights")
 
 
+STRATEGY = """
+from kmr import Record, Strategy
+from kmr.sinks import ClickHouseWriter
+
+
+def odd(record: Record) -> dict[str, int] | None:
+    return {"number": int(record.value)} if int(record.value) % 2 else None
+
+
+strategy = Strategy(map=odd, reduce=ClickHouseWriter("TABLE", url="URL"))
+"""
+
+
+async def test_all_that_a_strategy_should_have_written_is_counted_in_its_tables(
+    clickhouse_url: str,
+    fill: FillTable,
+    capsys: pytest.CaptureFixture[str],
+    create_topic: CreateTopic,
+    produce: Produce,
+    broker: Broker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await create_topic("numbers", 1)
+    await produce("numbers", [b"1", b"2", b"3", b"5", b"7", b"9"])
+    at = TopicPartition("numbers", 0)
+    async with connect_admin(ConnectionConfig(bootstrap_servers=broker.bootstrap_servers)) as admin:
+        await admin.reset_offsets("g", {at: CommitOffset(5)})
+    table = fill("topic String, `partition` UInt32, `offset` UInt64, number Int64")
+    text = STRATEGY.replace("TABLE", table).replace("URL", clickhouse_url)
+    (tmp_path / "counted.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--strategy", "counted:strategy", "--bootstrap-servers", broker.bootstrap_servers]
+
+    async def run(rows: list[list[object]]) -> tuple[int, list[str]]:
+        with clickhouse_connect.get_client(dsn=clickhouse_url) as client:
+            client.insert(table, rows)
+        code = await anyio.to_thread.run_sync(
+            partial(
+                app, [*arguments, "--group", "g"], exit_on_error=False, result_action="return_value"
+            )
+        )
+        return code, capsys.readouterr().out.splitlines()[-5:]
+
+    code, lines = await run([["numbers", 0, 0, 1], ["numbers", 0, 2, 3], ["numbers", 0, 2, 3]])
+    assert code == 1
+    assert lines[0].endswith(
+        " 1 filtered, 0 dead letters, 0 without a record, 2 missing, 1 doubled"
+    )
+    assert lines[1:3] == ["  missing: numbers-0 offset 3", "  missing: numbers-0 offset 4"]
+    with pytest.raises(SettingsError, match="group is not set"):
+        app(arguments, exit_on_error=False)
+
+
 def test_doubled_rows_fail_the_check_of_a_strategy_that_filters(
     clickhouse_url: str, fill: FillTable
 ) -> None:
