@@ -6,6 +6,7 @@ as any table is. A union has at most 128 members; more branches are a union of u
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -61,20 +62,31 @@ def branches(table: pa.Table) -> Iterator[tuple[str, pa.Table, NDArray[np.int64]
             at.append(places)
         first += len(chunk)
     for name, (parts, at) in found.items():
-        yield name, pa.concat_tables(parts, promote_options="permissive"), np.concatenate(at)
+        if len(parts) == 1:
+            yield name, parts[0], at[0]
+        else:
+            yield name, pa.concat_tables(parts, promote_options="permissive"), np.concatenate(at)
 
 
 def tagged_nbytes(table: pa.Table) -> int:
     """Return the size of tagged rows. Arrow counts the whole members for a slice of them."""
-    chunks = table.column(0).chunks
-    if all(not each.offset and _uses_all(each) for each in chunks):
-        return int(table.nbytes)
-    return sum(rows.nbytes for _, rows, _ in branches(table)) + _TAG_BYTES * int(table.num_rows)
+    return sum(map(_nbytes, table.column(0).chunks))
 
 
-def _uses_all(union: Any) -> bool:
-    """Return whether each row of the members is a row of the union."""
-    return len(union) == sum(len(union.field(at)) for at in range(union.type.num_fields))
+def _nbytes(rows: Any) -> int:
+    """Return the size of the rows of a member, or of a union.
+
+    Of each member as many rows count as the union has, from the first one on: a slice has no others.
+    """
+    if not pa.types.is_union(rows.type):
+        return int(rows.nbytes)
+    codes, offsets = _tags(rows)
+    counts = np.bincount(codes)
+    size = _TAG_BYTES * len(rows)
+    for code in np.flatnonzero(counts).tolist():
+        first = int(offsets[np.argmax(codes == code)])
+        size += _nbytes(rows.field(code).slice(first, int(counts[code])))
+    return size
 
 
 def join_tagged(tables: Sequence[pa.Table], join: Callable[[list[pa.Table]], pa.Table]) -> pa.Table:
@@ -151,20 +163,26 @@ def _group(
 def _members(
     union: Any, places: NDArray[np.int64]
 ) -> Iterator[tuple[str, pa.Array[Any], NDArray[np.int64]]]:
-    _, codes_of, offsets_of = union.buffers()[
-        :3
-    ]  # `type_codes` of a slice would begin at its parent's first row
-    own = slice(union.offset, union.offset + len(union))
-    codes = np.frombuffer(codes_of, np.int8)[own]
-    offsets = np.frombuffer(offsets_of, np.int32)[own]
-    for code in np.flatnonzero(np.bincount(codes)).tolist():
+    codes, offsets = _tags(union)
+    by_code = np.argsort(codes, kind="stable")
+    ends = np.cumsum(np.bincount(codes)).tolist()
+    for code, (begin, end) in enumerate(pairwise([0, *ends])):
+        if begin == end:
+            continue
         member = union.type.field(code)
-        ours = codes == code
-        rows = _rows_at(union.field(code), offsets[ours])
+        ours = by_code[begin:end]
+        rows = _rows_at(union.field(code), offsets.take(ours))
         if pa.types.is_union(member.type):
-            yield from _members(rows, places[ours])
+            yield from _members(rows, places.take(ours))
         else:
-            yield member.name, rows, places[ours]
+            yield member.name, rows, places.take(ours)
+
+
+def _tags(union: Any) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
+    """Return the number of the member that each row of a union is in, and its place there."""
+    _, codes, offsets = union.buffers()[:3]  # `type_codes` of a slice would begin at its parent's
+    own = slice(union.offset, union.offset + len(union))
+    return np.frombuffer(codes, np.int8)[own], np.frombuffer(offsets, np.int32)[own]
 
 
 def _rows_at(member: Any, at: NDArray[np.int32]) -> Any:

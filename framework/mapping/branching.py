@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..values.schemas import RowType
 
 _NO_BRANCH: Final = -1
+_FEW: Final = 2**15  # branches, whose numbers have 16 bits
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Branching:
         kinds = set(map(type, rows))
         if len(kinds) == 1 and (branch := self.classes.get(kinds.pop())) is not None:
             rows, offsets = list(rows), list(offsets)
-            made = from_rows(self._row_type(branch, rows), rows, offsets, list(failures))
+            made = from_rows(row_type(type(rows[0])), rows, offsets, list(failures))
             if made.table is None:
                 return made
             return replace(
@@ -95,6 +96,9 @@ class Branching:
     ) -> MapResult:
         failed = {failure.offset: failure for failure in failures}
         numbers = {name: n for n, name in enumerate(dict.fromkeys(self.classes.values()))}
+        declared: dict[str, RowType | None] = {
+            name: row_type(cls) for cls, name in self.classes.items()
+        }
         of_class = {cls: numbers[name] for cls, name in self.classes.items()}
         found = map(of_class.get, map(type, rows), repeat(_NO_BRANCH))
         branch_of = np.fromiter(found, np.int64, len(rows))
@@ -102,28 +106,26 @@ class Branching:
             rows[at], branch, what = self._branch_of(rows[at])
             if branch is not None:
                 branch_of[at] = numbers.setdefault(branch, len(numbers))
+                if self.classes.get(type(rows[at])) != branch:
+                    declared[branch] = None
             else:
                 failed.setdefault(offsets[at], self._unplaced(offsets[at], what))
         made = []
+        if len(numbers) < _FEW:
+            branch_of = branch_of.astype(np.int16)  # is sorted in a fifth of the time
         by_branch = np.argsort(branch_of, kind="stable")
         begins = np.searchsorted(branch_of[by_branch], np.arange(len(numbers) + 1))
         at_offsets = np.array(offsets, dtype=np.int64)
         for branch, begin, end in zip(numbers, begins[:-1], begins[1:], strict=True):
             order = by_branch[begin:end]
             some, theirs = list(map(rows.__getitem__, order.tolist())), at_offsets[order]
-            result = from_rows(self._row_type(branch, some), some, theirs, [])
+            result = from_rows(declared.get(branch), some, theirs, [])
             failed |= {each.offset: each for each in result.failures if each.offset not in failed}
             if result.table is not None:
                 if len(result.offsets) < len(order):
                     order = order[np.isin(theirs, result.offsets)]
                 made.append(_BranchRows(branch, result.table, result.offsets, order))
         return _tagged(made, failed)
-
-    def _row_type(self, branch: str, rows: list[Any]) -> RowType | None:
-        """Return the declared columns of a branch, if all of these rows are of its class."""
-        classes = [cls for cls, name in self.classes.items() if name == branch]
-        declared = row_type(classes[0]) if classes else None
-        return declared if declared and set(map(type, rows)) == {declared.instances} else None
 
     def _unplaced(self, offset: int, what: str) -> Failure:
         known = ", ".join(sorted(self.names))

@@ -24,7 +24,8 @@ from ..values.schemas import row_type
 from .annotations import frame_of, row_class_of
 from .branching import join
 from .calls import CallOptions
-from .concurrency import Repeated, make_calls, make_calls_async
+from .collecting import CollectedRows
+from .concurrency import CallOutcome, Repeated, make_calls, make_calls_async
 from .inputs import RAW, Inputs
 from .results import (
     NO_OFFSETS,
@@ -33,7 +34,6 @@ from .results import (
     columns_of,
     from_columns,
     from_rows,
-    rows_of,
     tables_of,
 )  # fmt: skip
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from ..values.schemas import RowType
     from .branching import Branching
     from .calls import Retries
-    from .concurrency import CallOutcome
     from .inputs import Arguments
     from .stop import Stop
 
@@ -271,11 +270,15 @@ def apply(
     if spec.per == "result":
         mapped: MapResult = function(records, stop)
         return mapped
+    call = spec.caller(function)
+    if spec.per == "batch":
+        return _run(_batch_calls(function, spec, *spec.inputs.columns(records)), call)
+    arguments = spec.inputs.arguments(records)
     if spec.calls is not None:
-        arguments = spec.inputs.arguments(records)
-        outcomes = make_calls(spec.caller(function), list(arguments.calls), spec.calls, stop)
-        return _collect(function, spec, arguments, outcomes)
-    return _run(_prepare(function, records, spec, stop), spec.caller(function))
+        outcomes = make_calls(call, list(arguments.calls), spec.calls, stop)
+        return _of_outcomes(spec, arguments, outcomes)
+    rows = _Rows(spec, arguments, stop)
+    return rows.result(rows.collected.call_each(call, arguments.calls, arguments.offsets))
 
 
 def _run(calls: Calls, function: Callable[[Any], Any]) -> MapResult:
@@ -322,11 +325,17 @@ async def apply_async(
     async def prepare(step: Callable[[], T]) -> T:
         return await run_in_thread(step, abandon_on_cancel=True) if decode_in_thread else step()
 
-    if spec.calls is not None:
+    if spec.per == "record":
         arguments = await prepare(partial(spec.inputs.arguments, records))
-        outcomes = await make_calls_async(call, list(arguments.calls), spec.calls, stop)
-        return _collect(function, spec, arguments, outcomes)
-    calls = await prepare(partial(_prepare, function, records, spec, stop))
+        if spec.calls is not None:
+            outcomes = await make_calls_async(call, list(arguments.calls), spec.calls, stop)
+            return _of_outcomes(spec, arguments, outcomes)
+        rows = _Rows(spec, arguments, stop)
+        return rows.result(
+            await rows.collected.await_each(call, arguments.calls, arguments.offsets)
+        )
+    columns, failures = await prepare(partial(spec.inputs.columns, records))
+    calls = _batch_calls(function, spec, columns, failures)
     try:
         argument = next(calls)
         while True:
@@ -349,66 +358,45 @@ def _unmapped(records: pa.RecordBatch) -> MapResult:
 Calls = Generator[Any, Any, MapResult]
 
 
-def _collect(
-    function: Callable[..., Any], spec: MapSpec, arguments: Arguments, outcomes: list[CallOutcome]
-) -> MapResult:
-    """Convert the outcomes of the first calls to columns."""
-    del arguments.first[len(outcomes) :]
-    left = iter(outcomes)
-    mapped = _run(_record_calls(function, spec, arguments, None), lambda _: next(left).get())
-    return replace(mapped, retries=sum(each.attempts - 1 for each in outcomes))
+class _Rows:
+    """The rows of the calls of a per-record function, and their conversion to columns.
 
-
-def _prepare(
-    function: Callable[..., Any], records: pa.RecordBatch, spec: MapSpec, stop: Stop | None
-) -> Calls:
-    """Decode the values; yield the argument of each call, and receive its result or its exception.
-
-    This leaves only the call itself to `apply` and `apply_async`.
+    Args:
+        stop: ends the calls; None: nothing does.
     """
-    if spec.per == "record":
-        return _record_calls(function, spec, spec.inputs.arguments(records), stop)
-    return _batch_calls(function, spec, *spec.inputs.columns(records))
 
+    def __init__(self, spec: MapSpec, arguments: Arguments, stop: Stop | None = None) -> None:
+        self._spec = spec
+        self._offsets = arguments.offsets
+        self._failures = list(arguments.failures)
+        self.collected = CollectedRows(spec.row_type, self._fail, named=spec.branching is not None)
+        if stop is not None:
+            stop.watch(arguments.first)
 
-def _record_calls(
-    function: Callable[..., Any], spec: MapSpec, arguments: Arguments, stop: Stop | None
-) -> Calls:
-    rows: list[Any] = []
-    offsets: list[int] = []
-    failures = list(arguments.failures)
-    row_type = spec.row_type
-    usual: type | None = dict if row_type is None else row_type.instances
-    if spec.branching is not None:
-        usual = None  # a row may have a name beside it
-    offset = -1
-    if stop is not None:
-        stop.watch(arguments.first)
-    for call, offset in zip(arguments.calls, arguments.offsets, strict=False):
-        try:
-            result = yield call
-            if type(result) is usual:
-                rows.append(result)
-                offsets.append(offset)
-            elif result is not None:
-                several = rows_of(result, named=spec.branching is not None)
-                rows.extend(several)
-                offsets.extend([offset] * len(several))
-        except StrategyError:
-            raise
-        except BaseException as error:  # noqa: BLE001  a generator of the user's may raise anything
-            failures.append(_failure(offset, as_exception(error)))
-    rest = None
-    if arguments.offsets and offset < arguments.offsets[-1]:  # the calls were stopped
-        rest = arguments.offsets[0] if offset < 0 else offset + 1
-        failures = [failure for failure in failures if failure.offset < rest]
-    if arguments.failures:
+    def _fail(self, offset: int, error: Exception) -> None:
+        self._failures.append(_failure(offset, error))
+
+    def result(self, calls: int) -> MapResult:
+        """Return the columns, after so many calls."""
+        spec, offsets, failures = self._spec, self._offsets, self._failures
+        rest = None
+        if calls < len(offsets):  # they were stopped
+            rest = offsets[calls - 1] + 1 if calls else offsets[0]
+            failures = [failure for failure in failures if failure.offset < rest]
         failures.sort()
-    if spec.branching is not None:
-        mapped = spec.branching.from_rows(rows, offsets, failures)
-    else:
-        mapped = from_rows(row_type or spec.schema, rows, offsets, failures)
-    return mapped if rest is None else replace(mapped, rest=rest)
+        rows, of_rows = self.collected.rows, self.collected.numbers
+        if spec.branching is not None:
+            mapped = spec.branching.from_rows(rows, of_rows, failures)
+        else:
+            mapped = from_rows(spec.row_type or spec.schema, rows, of_rows, failures)
+        return mapped if rest is None else replace(mapped, rest=rest)
+
+
+def _of_outcomes(spec: MapSpec, arguments: Arguments, outcomes: list[CallOutcome]) -> MapResult:
+    """Convert the outcomes of the first calls to columns."""
+    rows = _Rows(spec, arguments)
+    calls = rows.collected.call_each(CallOutcome.get, outcomes, arguments.offsets)
+    return replace(rows.result(calls), retries=sum(each.attempts - 1 for each in outcomes))
 
 
 def _failure(offset: int, error: Exception) -> Failure:

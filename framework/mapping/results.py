@@ -334,8 +334,8 @@ def rows_of(result: object, *, named: bool = False) -> list[Any]:
         TypeError: the result cannot become rows. The record fails alone: other records may have others.
         Exception: the generator raised it.
     """
-    if type(result) is list and all(map(_is_plain, set(map(type, result)))):
-        return result  # the usual case: only the classes of its rows are looked at
+    if type(result) is list and all(map(is_plain, set(map(type, result)))):
+        return result
     is_row = _is_named_row if named else _is_row
     if is_row(result):
         return [_as_dict(result)]
@@ -368,7 +368,7 @@ def _has_rows(cls: type) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _is_plain(cls: type) -> bool:
+def is_plain(cls: type) -> bool:
     """Return whether objects of a class are rows as they are."""
     return cls is dict or (is_row_class(cls) and not issubclass(cls, Mapping))
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..errors import StrategyError, as_exception
+from ..errors import StrategyError
 from ..formats.batch_decoder import decode_together
 from ..record import ROW_OVERHEAD
+from .collecting import CollectedRows
 from .functions import apply
-from .results import NO_OFFSETS, Failure, MapResult, bytes_made, from_rows, rows_of
+from .results import NO_OFFSETS, Failure, MapResult, bytes_made, from_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,8 +94,9 @@ class Together:
         self._detached = False
         self._joined: pa.RecordBatch | None = None
         self._starts: NDArray[np.int64] = NO_OFFSETS  # of the batches, in the joined records
-        self._rows: list[Any] = []
-        self._numbers: list[int] = []  # of the record of each row, in the joined records
+        self._collected = CollectedRows(  # its numbers are those in the joined records
+            spec.row_type, lambda number, error: self._fail(Failure.of(number, error))
+        )
         self._row_starts: list[int] = []
         self._failures: list[list[Failure]] = [[] for _ in batches]
         self._rests: dict[int, int] = {}
@@ -145,7 +147,7 @@ class Together:
         with self._lock:
             if self._detached:
                 return False
-            self._row_starts.append(len(self._rows))
+            self._row_starts.append(len(self._collected.rows))
             self._at = number
             return True
 
@@ -191,7 +193,7 @@ class Together:
             self._stop.watch(pending)
             calls = pending if beside is None else zip(pending, beside[start:stop], strict=False)
             try:
-                done = self._call(call, calls, arguments.offsets[start:stop])
+                done = self._collected.call_each(call, calls, arguments.offsets[start:stop])
             except StrategyError as error:
                 self.outcomes[number] = error
                 with self._lock:
@@ -206,34 +208,6 @@ class Together:
             begun, end = (self._at if self._detached else 0), self._at + 1
             self._at = len(self.batches)
         self._convert(max(begun, 0), end)
-
-    def _call(
-        self,
-        call: Callable[[Any], Any],
-        calls: Any,
-        numbers: list[int],
-    ) -> int:
-        """Call the function with the records of one batch; return how many calls were made."""
-        row_type = self._spec.row_type
-        usual = dict if row_type is None else row_type.instances
-        rows, of_rows = self._rows, self._numbers
-        done = 0
-        for argument, number in zip(calls, numbers, strict=False):
-            done += 1
-            try:
-                result = call(argument)
-                if type(result) is usual:
-                    rows.append(result)
-                    of_rows.append(number)
-                elif result is not None:
-                    several = rows_of(result)
-                    rows.extend(several)
-                    of_rows.extend([number] * len(several))
-            except StrategyError:
-                raise
-            except BaseException as error:  # noqa: BLE001  the user's function may raise anything
-                self._fail(Failure.of(number, as_exception(error)))
-        return done
 
     def _fail(self, failure: Failure) -> None:
         """Note a failure, whose offset is a number among the joined records."""
@@ -251,11 +225,11 @@ class Together:
         if begin >= end:
             return
         schema = self._spec.row_type or self._spec.schema
-        starts = [*self._row_starts[:end], len(self._rows)]
+        starts = [*self._row_starts[:end], len(self._collected.rows)]
         if end < len(self._row_starts):
             starts[end] = self._row_starts[end]
-        rows = self._rows[starts[begin] : starts[end]]
-        numbers = self._numbers[starts[begin] : starts[end]]
+        rows = self._collected.rows[starts[begin] : starts[end]]
+        numbers = self._collected.numbers[starts[begin] : starts[end]]
         try:
             if schema is not None or _alike(rows):
                 mapped = from_rows(schema, rows, numbers, [])
@@ -267,7 +241,9 @@ class Together:
         for number in range(begin, end):
             mine = slice(starts[number], starts[number + 1])
             try:
-                one = from_rows(schema, self._rows[mine], self._numbers[mine], [])
+                one = from_rows(
+                    schema, self._collected.rows[mine], self._collected.numbers[mine], []
+                )
             except Exception as error:  # noqa: BLE001
                 self.outcomes[number] = error
             else:
