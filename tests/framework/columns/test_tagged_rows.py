@@ -80,3 +80,14 @@ def test_rows_are_sent_to_another_process_as_any_table() -> None:
 def test_a_slice_has_the_size_of_its_rows() -> None:
     table = tagged(["a", "b"] * 500)
     assert tagged_nbytes(table.slice(0, 10)) < tagged_nbytes(table) / 50
+
+
+@given(names, st.data())
+def test_the_sizes_of_two_parts_are_that_of_the_whole(
+    of_rows: list[str], data: st.DataObject
+) -> None:
+    table = tagged(of_rows)
+    at = data.draw(st.integers(0, len(of_rows)))
+    parts = tagged_nbytes(table.slice(0, at)) + tagged_nbytes(table.slice(at))
+    bits = 8 * len(set(of_rows))  # of validity and of offsets, which both parts have
+    assert abs(parts - tagged_nbytes(table)) <= bits

@@ -1,0 +1,131 @@
+"""The rows that calls return: whatever their form, each keeps the number of its record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmr.errors import StrategyError
+from kmr.mapping.collecting import CollectedRows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.hypothesis
+
+
+class Row(msgspec.Struct):
+    n: int
+
+
+class Other(msgspec.Struct):
+    n: int
+
+
+def generated(rows: list[Any]) -> Iterator[Any]:
+    yield from rows
+    if not rows:
+        raise ValueError("nothing to generate")
+
+
+row = st.builds(Row, st.integers(0, 9)) | st.builds(Other, st.integers(0, 9))
+several = st.lists(row, max_size=4)
+pair = st.tuples(row, st.just("a name"))
+result = (
+    st.none()
+    | row
+    | several
+    | several.map(tuple)
+    | pair
+    | st.lists(pair | row, max_size=3)
+    | st.just(5)
+    | st.just(ZeroDivisionError("raised"))
+)
+
+
+def rows_in(result: Any) -> list[Any] | None:
+    """The rows of a result; None if it fails its record."""
+    if result is None:
+        return []
+    if isinstance(result, Exception | int):
+        return None
+    is_pair = isinstance(result, tuple) and len(result) == 2 and result[1] == "a name"
+    return list(result) if isinstance(result, list | tuple) and not is_pair else [result]
+
+
+def returned(result: Any) -> Any:
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+async def awaited(result: Any) -> Any:
+    return returned(result)
+
+
+@given(st.lists(result, max_size=20))
+async def test_each_row_keeps_the_number_of_its_record(results: list[Any]) -> None:
+    numbers = [10 * at for at in range(len(results))]
+    expected = [rows_in(each) for each in results]
+    for is_async in (False, True):
+        failed: list[int] = []
+        collected = CollectedRows(None, lambda number, _: failed.append(number), named=True)  # noqa: B023
+        if is_async:
+            calls = await collected.await_each(awaited, results, numbers)
+        else:
+            calls = collected.call_each(returned, results, numbers)
+        assert calls == len(results)
+        assert collected.rows == [row for rows in expected for row in rows or ()]
+        assert collected.numbers == [
+            number for number, rows in zip(numbers, expected, strict=True) for _ in rows or ()
+        ]
+        assert failed == [
+            number for number, rows in zip(numbers, expected, strict=True) if rows is None
+        ]
+
+
+def test_a_generator_runs_in_the_call_that_returned_it() -> None:
+    failed: dict[int, str] = {}
+    collected = CollectedRows(None, lambda number, error: failed.update({number: str(error)}))
+    lists: list[list[Any]] = [[{"a": 1}, {"a": 2}], [], [{"a": 3}]]
+    collected.call_each(generated, lists, [5, 6, 7])
+    assert collected.rows == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert collected.numbers == [5, 5, 7]
+    assert failed == {6: "nothing to generate"}
+
+
+def test_a_list_that_the_function_fills_again_keeps_the_rows_of_each_call() -> None:
+    reused: list[Any] = []
+
+    def refilled(n: int) -> list[Any]:
+        reused[:] = [{"n": n}]
+        return reused
+
+    collected = CollectedRows(None, lambda *_: None)
+    collected.call_each(refilled, [1, 2], [1, 2])
+    assert collected.rows == [{"n": 1}, {"n": 2}]
+
+
+def test_calls_end_where_the_queue_is_emptied() -> None:
+    queue = [1, 2, 3]
+
+    def emptying(n: int) -> dict[str, int]:
+        if n == 2:
+            queue.clear()
+        return {"n": n}
+
+    collected = CollectedRows(None, lambda *_: None)
+    assert collected.call_each(emptying, queue, [1, 2, 3]) == 2
+    assert collected.numbers == [1, 2]
+
+
+def test_a_mistake_in_the_strategy_ends_the_calls() -> None:
+    def wrong(_: int) -> None:
+        raise StrategyError("set something else")
+
+    with pytest.raises(StrategyError, match="set something else"):
+        CollectedRows(None, lambda *_: None).call_each(wrong, [1], [1])
