@@ -16,7 +16,6 @@ from rich.table import Table
 from ..config.flags import Given, settings_flags
 from ..delivery.announcement import BackfillRange
 from ..errors import ConsumerError, SettingsError, SinkError
-from ..history.audit import AuditResult, audit
 from ..history.plan import BackfillPlan
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
     from pyspark.sql import DataFrame, SparkSession
 
+    from ..history.audit import AuditResult
     from ..record import TopicPartition
     from ..strategy import Strategy
 
@@ -399,6 +399,8 @@ async def check_strategy(
     Raises:
         KmrError: the brokers or a table do not answer, or the map cannot run.
     """
+    from ..history.audit import audit  # its tables need the libraries of all sinks
+
     spans = {
         at: BackfillRange(first, max(first, until)) for at, (first, until) in committed.items()
     }
