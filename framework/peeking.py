@@ -48,12 +48,24 @@ async def peek(
     Raises:
         KmrError: no broker answers, there is no such topic, or the map returned what can be no rows.
     """
+    async for mapped in map_batches(config, strategy, topic, _batches(config, topic, window)):
+        yield mapped
+
+
+async def map_batches(
+    config: ConnectionConfig, strategy: Strategy, topic: str, batches: AsyncIterator[Batch]
+) -> AsyncIterator[MappedRecords]:
+    """Map batches of a topic as a worker would; reducers are not called.
+
+    Raises:
+        KmrError: of `batches`, or the map returned what can be no rows.
+    """
     part = strategy.of_topic(topic)
     executor = Executor()
     await executor.open(strategy, config)
     try:
         await executor.warm_up(strategy)
-        async for batch in _batches(config, topic, window):
+        async for batch in batches:
             begun = time.perf_counter()
             result = await executor.map(part.map, part.map_spec, batch)
             yield MappedRecords(batch, result, time.perf_counter() - begun)

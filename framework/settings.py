@@ -273,6 +273,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "Read only what `kmr backfill` has planned for the group, and nothing of other partitions."
         ),
     ] = False
+    archive: Annotated[
+        Text | None,
+        about(
+            "Of a history: directory or URI of Parquet files with records that the topic may not have any "
+            "more; see `kmr backfill`."
+        ),
+    ] = None
+    archive_columns: Annotated[
+        Text | None,
+        about(
+            "Columns of the archive: value=payload,offset=meta.offset; default: those of a batch, or of "
+            "Redpanda's Iceberg tables."
+        ),
+    ] = None
+    archive_gaps: Annotated[
+        bool,
+        about(
+            "Offsets may be lacking in the archive: of records that compaction removed, or marks of "
+            "transactions."
+        ),
+    ] = False
     rate: Annotated[
         Count | None,
         about("Most records a second that are read, on average; several workers share it equally."),

@@ -15,6 +15,8 @@ import anyio
 import structlog
 
 from ._extras import installed_version
+from .archives.archive import Archive, ArchiveSource
+from .archives.consumer import ArchiveConsumer
 from .errors import BrokerUnavailable, DeadlineExceeded, Escaped, KmrError, no_escape, reason_of
 from .events import EventHandler, Shutdown, StageFailed
 from .kafka.connection import connection_config, consumer_config
@@ -114,10 +116,7 @@ class Worker:
         self.metrics.begin(
             settings.group, settings.strategy or "", strategy.stages, settings.topics
         )
-        self._consumer: Consumer = consumer or KafkaConsumer(
-            consumer_config(settings),
-            on_skip=self._skip,
-        )
+        self._consumer: Consumer = consumer or self._client()
         self._pipeline = Pipeline(
             strategy,
             self._consumer,
@@ -150,6 +149,12 @@ class Worker:
         self.deadline = Deadline(settings.shutdown_deadline, self._loop.time)
         self.failure: BaseException | None = None
         self.health_url: str | None = None
+
+    def _client(self) -> Consumer:
+        config = consumer_config(self._settings)
+        if self._settings.history and (source := ArchiveSource.of(self._settings)) is not None:
+            return ArchiveConsumer(config, partial(Archive.open, source), on_skip=self._skip)
+        return KafkaConsumer(config, on_skip=self._skip)
 
     def shutdown(self, reason: str) -> None:
         """Request a drain and return; `run` returns when it is done. Further calls have no effect.

@@ -15,6 +15,7 @@ from rich.text import Text
 from .._extras import require_extra
 from ..config.flags import Given, settings_flags
 from ..delivery.announcement import history_group
+from ..doctor.examination import check_sinks
 from ..errors import SettingsError, StrategyError
 from ..history.backfill import (
     WantedRange,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 _FIRST = (
     "config", "topics", "group", "bootstrap_servers", "begin", "until", "engine", "workers", "rate",
-    "dry_run", "http_port", "log_level",
+    "archive", "archive_columns", "dry_run", "http_port", "log_level",
 )  # fmt: skip
 _OURS = ("auto_offset_reset", "group_instance_id", "history", "on_out_of_range", "until_caught_up")
 
@@ -69,6 +70,9 @@ def backfill(
     exit code is 1 if it is not.
 
     Interrupt it at any time, in any way: the same command goes on where it was.
+
+    Records that the topic does not have any more are read from Parquet files (--archive): they need columns
+    for topic, partition, offset, key, value, timestamp and headers, or a path that says topic and partition.
 
     For example:
 
@@ -117,6 +121,7 @@ def backfill(
         from ..spark.engine.placement import require_runnable
 
         require_runnable(loaded)
+    _require_sinks(loaded, settings)
     prepared = anyio.run(prepare, settings, wanted)
     _show_plan(prepared)
     if dry_run:
@@ -136,6 +141,13 @@ def backfill(
         )
         return code or 1
     return _count(settings, loaded, plan)
+
+
+def _require_sinks(strategy: Strategy, settings: Settings) -> None:
+    """Raise StrategyError if a sink would stop the workers: before a cut is committed."""
+    wrong = [f for f in anyio.run(check_sinks, strategy, settings) if f.level == "problem"]
+    if wrong:
+        raise StrategyError("; ".join(f"{found.subject}: {found.text}" for found in wrong))
 
 
 async def _begin(settings: Settings, prepared: PreparedPlan) -> BackfillPlan:
@@ -200,16 +212,19 @@ def _count(settings: Settings, strategy: Strategy, plan: BackfillPlan) -> int:
 
 
 def _show_plan(prepared: PreparedPlan) -> None:
-    plan = prepared.plan
+    plan, archived = prepared.plan, prepared.archived
     console = plain_console()
-    table = plain_table("Partition", "From", "Cut", "Offsets", "Bytes", left=("Partition",))
+    parts = ("In archive", "In topic") if archived else ()
+    table = plain_table("Partition", "From", "Cut", "Offsets", *parts, "Bytes", left=("Partition",))
     for at, history in plan.histories.items():
         size = plan.sizes.get(at)
+        divided = (archived[at] - history.first, history.until - archived[at]) if archived else ()
         table.add_row(
             Text(str(at)),
             f"{history.first:,}",
             f"{history.until:,}",
-            f"{history.until - history.first:,}",
+            f"{history.offsets:,}",
+            *(f"{part:,}" for part in divided),
             "-" if size is None else decimal(size),
         )
     console.print(table)

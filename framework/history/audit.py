@@ -9,29 +9,32 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import structlog
 
+from ..archives.archive import Archive, ArchiveSource
 from ..columns.tagged_rows import branches, is_tagged
 from ..dead_letters.letters import Letters, letters_among
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..kafka.reading import RecordSelection, read_topic
-from ..peeking import peek
+from ..peeking import map_batches
+from ..record import Range
 from ..service.threads import run_in_thread
 from ..sinks.kafka.writer import DeadLetterWriter
 from ..sinks.offset_tables import NotCounted, OffsetTable, offset_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from ..peeking import MappedRecords
-    from ..record import TopicPartition
+    from ..record import Batch, TopicPartition
     from ..settings import Settings
     from ..strategy import Strategy
     from .plan import BackfillPlan
@@ -180,6 +183,7 @@ class _Audit:
         self._strategy = strategy
         self._plan = plan
         self._tables = tables
+        self._archive: Archive | None = None
         self._letters: dict[TopicPartition, NDArray[np.int64]] | None = None
         self._result = AuditResult()
 
@@ -211,33 +215,55 @@ class _Audit:
         _log.info("mapping what has no row, or several, again", offsets=offsets)
         async with connect_admin(self._config) as admin:
             starts = await admin.beginning_offsets(list(pieces))
+        source = ArchiveSource.of(self._settings)
+        if source is not None:
+            self._archive = await run_in_thread(partial(Archive.open, source))
         self._letters = await self._dead_letters()
         self._result.trusted = self._letters is None and self._strategy.reduce_err is not None
         for row in zip_longest(*([(at, *piece) for piece in each] for at, each in pieces.items())):
             round_ = {at: (first, until) for at, first, until in filter(None, row)}
             for topic in sorted({at.topic for at in round_}):
                 here = {at: span for at, span in round_.items() if at.topic == topic}
-                mapped = await self._map(topic, here, starts)
+                archived = {at: self._archived(at, *span) for at, span in here.items()}
+                mapped = await self._map(topic, here, archived, starts)
                 for at, (first, until) in here.items():
+                    start = first if archived[at] > first else starts[at]
                     await run_in_thread(
-                        self._compare, at, first, until, starts[at], mapped[at.partition]
+                        self._compare, at, first, until, start, mapped[at.partition]
                     )
+
+    def _archived(self, at: TopicPartition, first: int, until: int) -> int:
+        """Return the offset up to which a piece is read from the archive; `first` for nothing."""
+        return first if self._archive is None else min(until, self._archive.end(at, first))
 
     async def _map(
         self,
         topic: str,
         spans: Mapping[TopicPartition, tuple[int, int]],
+        archived: Mapping[TopicPartition, int],
         starts: Mapping[TopicPartition, int],
     ) -> dict[int, _Made]:
         made: dict[int, _Made] = defaultdict(_Made)
         window = RecordSelection(
             spans={
-                at.partition: (max(first, starts[at]), until)
-                for at, (first, until) in spans.items()
+                at.partition: (max(archived[at], starts[at]), until)
+                for at, (_, until) in spans.items()
+                if archived[at] < until
             },
             isolation_level=self._settings.isolation_level,
         )
-        async for mapped in peek(self._config, self._strategy, topic, window):
+
+        async def batches() -> AsyncIterator[Batch]:
+            for at, (first, _) in spans.items():
+                if self._archive is not None and archived[at] > first:
+                    read = self._archive.batches(Range(*at, first, archived[at] - 1))
+                    while (batch := await run_in_thread(partial(next, read, None))) is not None:
+                        yield batch
+            if window.spans:
+                async for batch in read_topic(self._config, topic, window):
+                    yield batch
+
+        async for mapped in map_batches(self._config, self._strategy, topic, batches()):
             made[mapped.batch.partition].add(mapped)
         return made
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import structlog
 from anyio.from_thread import start_blocking_portal
 
+from ..archives.archive import Archive, ArchiveSource
 from ..delivery.announcement import history_group
 from ..errors import ConsumerError, SettingsError
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..kafka.subscription import Subscription
+from ..service.threads import run_in_thread
 from .cut import commit_cut, refuse_members
 from .plan import BackfillPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
+    from ..record import TopicPartition
     from ..settings import Settings
     from ..spark.source_settings import SourceBounds
     from .plan import Bound
@@ -57,12 +61,14 @@ class PreparedPlan:
         is_new: nothing of it is committed yet.
         is_cut: the group of the present begins at the cut.
         done: offsets that are done, of all partitions.
+        archived: the offset up to which the archive is read, by partition; empty without one.
     """
 
     plan: BackfillPlan
     is_new: bool
     is_cut: bool
     done: int
+    archived: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 async def prepare(settings: Settings, wanted: WantedRange) -> PreparedPlan:
@@ -72,9 +78,12 @@ async def prepare(settings: Settings, wanted: WantedRange) -> PreparedPlan:
         settings: with the group of the present.
 
     Raises:
-        ConsumerError: the cut cannot be committed: the reason says what is in the way.
-        SettingsError: the plan is of another engine.
+        ConsumerError: the cut cannot be committed: the reason says what is in the way. Or neither topic nor
+            archive has an offset.
+        SettingsError: the plan is of another engine, or the archive cannot be read.
     """
+    source = ArchiveSource.of(settings)
+    archive = None if source is None else await run_in_thread(partial(Archive.open, source))
     subscription = Subscription(settings.topics, settings.topic_pattern)
     async with connect_admin(connection_config(settings), settings.isolation_level) as admin:
         partitions = await admin.partitions_of(subscription)
@@ -87,7 +96,10 @@ async def prepare(settings: Settings, wanted: WantedRange) -> PreparedPlan:
             is_cut = plan.is_adopted(present)
             if not is_cut:
                 await refuse_members(admin, settings.group)
-            return PreparedPlan(plan, False, is_cut, sum(plan.done(history).values()))  # noqa: FBT003
+            starts = await admin.beginning_offsets(list(plan.histories))
+            plan.require_records(history, starts, archive)
+            done = sum(plan.done(history).values())
+            return PreparedPlan(plan, False, is_cut, done, _archived(plan, archive))  # noqa: FBT003
         plan = await BackfillPlan.choose(
             admin,
             settings.group,
@@ -95,10 +107,17 @@ async def prepare(settings: Settings, wanted: WantedRange) -> PreparedPlan:
             begin=wanted.begin,
             end=wanted.end,
             engine=wanted.engine,
+            archive=archive,
         )
         plan.refuse_commits(present)
         await refuse_members(admin, settings.group)
-        return PreparedPlan(plan, True, False, 0)  # noqa: FBT003
+        return PreparedPlan(plan, True, False, 0, _archived(plan, archive))  # noqa: FBT003
+
+
+def _archived(plan: BackfillPlan, archive: Archive | None) -> dict[TopicPartition, int]:
+    if archive is None:
+        return {}
+    return {at: min(archive.end(at, h.first), h.until) for at, h in plan.histories.items()}
 
 
 def _require_engine(plan: BackfillPlan, engine: str) -> None:

@@ -111,7 +111,7 @@ class _Held:
         known = await self._admin.list_group_offsets(group)
         other = plan.of_commits(plan.group, known, {at.topic for at in plan.histories})
         if other is None:
-            await self._admin.reset_offsets(group, plan.beginning)
+            await self._admin.reset_offsets(group, plan.beginning, before_log=True)
         elif (other.histories, other.generation) != (plan.histories, plan.generation):
             raise ConsumerError(
                 f"another backfill of group {plan.group} has begun meanwhile; run the command again"

@@ -17,12 +17,13 @@ from ..delivery.announcement import (
     history_of,
     next_generation,
 )
-from ..errors import ConsumerError, OffsetOutOfRange
+from ..errors import ConsumerError, OffsetOutOfRange, SettingsError
 from ..kafka.consumer import CommitOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ..archives.archive import Archive
     from ..kafka.admin import Admin
     from ..record import TopicPartition
 
@@ -41,7 +42,8 @@ class BackfillPlan:
         group: the group of the present, which begins at the cut.
         generation: that of the offsets of both groups.
         histories: first offset and cut of each partition.
-        sizes: bytes of the histories, estimated from the sizes of the logs; where a broker tells them.
+        sizes: bytes of the histories in the topic, estimated from the sizes of the logs; where a broker tells
+            them.
     """
 
     group: str
@@ -97,19 +99,34 @@ class BackfillPlan:
         begin: Bound,
         end: Bound,
         engine: str,
+        archive: Archive | None = None,
     ) -> BackfillPlan:
         """Choose the cut of each partition, once.
 
         Args:
             engine: what reads the history, with what it must have again to go on.
+            archive: has records before those of the topic.
 
         Raises:
-            OffsetOutOfRange: a place is not in the log.
+            OffsetOutOfRange: a place is not in the log, nothing is before the cut, or offsets are in neither
+                archive nor topic.
             ConsumerError: no broker answers, or offsets do not name every partition.
+            SettingsError: a time cannot be looked up in an archive.
         """
         wanted = sorted(partitions)
         starts, ends = await admin.beginning_offsets(wanted), await admin.end_offsets(wanted)
-        firsts = await _places(admin, begin, starts, ends, "--from")
+        reach = starts
+        if archive is not None:
+            if isinstance(begin, int):
+                raise SettingsError(
+                    "--from: a time is not looked up in an archive; give offsets (0:1500,1:900), or earliest"
+                )
+            archived = {at: archive.first(at) for at in wanted}
+            reach = {
+                at: starts[at] if first is None else min(starts[at], first)
+                for at, first in archived.items()
+            }
+        firsts = await _places(admin, begin, reach, ends, "--from")
         cuts = await _places(admin, end, starts, ends, "--until")
         logs = await admin.log_sizes(wanted)
         histories, sizes = {}, {}
@@ -121,9 +138,45 @@ class BackfillPlan:
                     at,
                 )
             histories[at] = BackfillRange(first, cut, engine)
+            if archive is not None:
+                archive.require_joined(at, first, cut, starts[at])
             if at in logs:
-                sizes[at] = logs[at] * (cut - first) // max(1, ends[at] - starts[at])
+                read = max(0, cut - max(first, starts[at]))
+                sizes[at] = logs[at] * read // max(1, ends[at] - starts[at])
+        if begin != "start" and firsts == cuts:
+            raise OffsetOutOfRange(
+                "no partition has a record from --from on and before the cut: nothing would be read. Choose "
+                "an earlier --from"
+            )
         return cls(group, next_generation(()), histories, sizes)
+
+    def require_records(
+        self,
+        committed: Mapping[TopicPartition, CommitOffset],
+        starts: Mapping[TopicPartition, int],
+        archive: Archive | None,
+    ) -> None:
+        """Check that topic and archive have what is not done yet.
+
+        Args:
+            committed: the commits of the history's group.
+            starts: the first offset of each partition's log.
+
+        Raises:
+            OffsetOutOfRange: they lack offsets.
+        """
+        done = self.done(committed)
+        for at, history in self.histories.items():
+            first = history.first + done[at]
+            if first >= min(starts[at], history.until):
+                continue
+            if archive is None:
+                raise OffsetOutOfRange(
+                    f"{at}: offset {first} of the history is not in the topic any more, which begins at "
+                    f"{starts[at]}: give --archive, if its records are in Parquet files",
+                    at,
+                )
+            archive.require_joined(at, first, history.until, starts[at])
 
     def done(self, committed: Mapping[TopicPartition, CommitOffset]) -> dict[TopicPartition, int]:
         """Return how many offsets of each partition are done, by the commits of the history's group."""

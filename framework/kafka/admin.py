@@ -367,9 +367,16 @@ class Admin:
         return await self._client._client.send(node, KioRequest(message))
 
     async def reset_offsets(
-        self, group: str, offsets: Mapping[TopicPartition, CommitOffset]
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, CommitOffset],
+        *,
+        before_log: bool = False,
     ) -> None:
         """Commit these offsets, with their metadata, for a group without members.
+
+        Args:
+            before_log: an offset may be before the first one of the log: an archive has it.
 
         Raises:
             ConsumerError: the group has members; nothing was changed.
@@ -384,7 +391,8 @@ class Admin:
             )
         first, end = await self.beginning_offsets(offsets), await self.end_offsets(offsets)
         for partition, (offset, _) in offsets.items():
-            if not first[partition] <= offset <= end[partition]:
+            begin = 0 if before_log else first[partition]
+            if not begin <= offset <= end[partition]:
                 raise OffsetOutOfRange(
                     f"{partition}: offset {offset} is not in the log, which has"
                     f" {first[partition]} to {end[partition]}"

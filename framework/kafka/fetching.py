@@ -162,6 +162,11 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         """Stop fetching, and let `take` return nothing, until `resume`."""
         self._suspended = True
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether `take` returns nothing: a rebalance is under way."""
+        return self._suspended
+
     def resume(self) -> None:
         """Undo `suspend`, for a new assignment."""
         self._suspended = False

@@ -187,7 +187,7 @@ class KafkaConsumer:
                 raise self._failure
             try:
                 self._consumer._coordinator.check_errors()
-                batches = fetcher.take(max_bytes)
+                batches = await self._take(fetcher, max_bytes)
                 if batches:
                     return batches
                 await fetcher.wait()
@@ -199,6 +199,10 @@ class KafkaConsumer:
                 if self._failure is not None:
                     raise self._failure from error
                 raise ConsumerError(f"group {self._config.group}: {error}") from error
+
+    async def _take(self, fetcher: BatchFetcher, max_bytes: int | None) -> list[Batch]:
+        """Return what can be returned now, and what `poll` returns; an archive may have more."""
+        return fetcher.take(max_bytes)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         if assigned := self._assigned(partitions):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
 
+from ..archives.archive import shared_archive
 from ..errors import ConsumerError, OffsetOutOfRange
 from ..kafka.connection import no_such_topic
 from ..record import Range, TopicPartition
@@ -170,12 +171,20 @@ class OffsetPlanner:
                 self._report_loss(
                     f"{partition} ends at {end}, before {position}, which was read already"
                 )
-            elif position < beginning:
+            elif position < beginning and not self._is_archived(partition, position, beginning):
                 self._report_loss(
                     f"{partition} begins at {beginning}, after {position}, which is next"
                 )
             found[partition] = end
         return found
+
+    def _is_archived(self, partition: TopicPartition, position: int, beginning: int) -> bool:
+        """Return whether the archive has what is read of the records before the beginning of the log."""
+        source, bounds = self._settings.archive, self._settings.bounds
+        if source is None:
+            return False
+        until = beginning if bounds is None else bounds.until.get(partition, beginning)
+        return shared_archive(source).end(partition, position) >= min(beginning, until)
 
     def _report_loss(self, what: str) -> None:
         """Log that records may be lost; with `fail_on_data_loss`, raise OffsetOutOfRange instead."""

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from ..archives.archive import shared_archive
 from ..errors import ConsumerError, OffsetOutOfRange
 from .blocking_client import shared_client
 from .offsets import (
@@ -55,6 +56,26 @@ _log = structlog.get_logger(__name__)
 
 _RETRY_AFTER: Final = 0.1  # seconds, after an error or an empty response
 _OUT_OF_RANGE: Final = 1
+
+
+def read_records(settings: SourceSettings, wanted: Range) -> Iterator[Batch]:
+    """Yield the records of a range: from the archive as far as that reaches, then from the topic.
+
+    Raises as `read_range` and `Archive`.
+    """
+    if settings.archive is not None:
+        archive = shared_archive(settings.archive)
+        end = min(archive.end(wanted.topic_partition, wanted.first), wanted.last + 1)
+        if end > wanted.first:
+            yield from archive.batches(wanted._replace(last=end - 1))
+            wanted = wanted._replace(first=end)
+    if wanted.first <= wanted.last:
+        yield from read_range(
+            shared_client(settings.client),
+            wanted,
+            fail_on_data_loss=settings.fail_on_data_loss,
+            timeout=settings.poll_timeout,
+        )
 
 
 def read_range(
@@ -233,13 +254,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read one range; runs inside a task."""
         if not isinstance(partition, RangePartition):
             raise TypeError(f"not a partition of this source: {partition!r}")
-        settings = self._settings
-        batches = read_range(
-            shared_client(settings.client),
-            partition.range,
-            fail_on_data_loss=settings.fail_on_data_loss,
-            timeout=settings.poll_timeout,
-        )
+        batches = read_records(self._settings, partition.range)
         return self._process(partition.range, batches, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:

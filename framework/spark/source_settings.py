@@ -10,6 +10,7 @@ from ..kafka.connection import ConnectionConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..archives.archive import ArchiveSource
     from ..kafka.subscription import Subscription
     from ..record import TopicPartition
     from ..settings import IsolationLevel
@@ -64,6 +65,7 @@ class SourceSettings:
         fail_on_data_loss: stop when records were deleted before they were read; else log it and go on.
         poll_timeout: seconds that a task waits for records of its range.
         bounds: where the query begins and ends; None: at the end or beginning of each log, and nowhere.
+        archive: has records that the topics may not have any more.
     """
 
     subscription: Subscription
@@ -75,3 +77,4 @@ class SourceSettings:
     fail_on_data_loss: bool = True
     poll_timeout: float = 120.0
     bounds: SourceBounds | None = None
+    archive: ArchiveSource | None = None

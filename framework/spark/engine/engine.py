@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -32,7 +33,7 @@ from ...service.deadline import Deadline
 from ...service.process_end import ExitCode, ProcessEnd, exit_now
 from ..blocking_client import shared_client
 from ..offsets import read_offsets
-from ..reader import read_range
+from ..reader import read_records
 from ..session import explain_error, is_slow_start, silence_spark
 from ..shipping import ship_modules
 from .checkpoint import (
@@ -340,14 +341,11 @@ class SparkEngine:
 
     def _reread(self, wanted: Range) -> pa.RecordBatch:
         """Read the records of a range again, for the error sink."""
-        client = shared_client(self._source.client)
         try:
-            batches = read_range(
-                client, wanted, fail_on_data_loss=True, timeout=self._source.poll_timeout
-            )
+            batches = read_records(replace(self._source, fail_on_data_loss=True), wanted)
             table = pa.Table.from_batches([batch.records for batch in batches], SCHEMA)
         finally:
-            client.close()
+            shared_client(self._source.client).close()
         return table.combine_chunks().to_batches()[0]
 
     def _watch(self, session: SparkSession) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 from cyclopts import Group, Parameter
 
+from ...archives.archive import ArchiveSource
 from ...errors import SettingsError
 from ...kafka.connection import connection_config
 from ...kafka.subscription import Subscription
@@ -157,4 +158,5 @@ def source_settings(
         min_partitions=engine.min_partitions,
         fail_on_data_loss=engine.fail_on_data_loss,
         bounds=bounds,
+        archive=None if bounds is None else ArchiveSource.of(settings),
     )

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import aiokafka
 import anyio
 import clickhouse_connect
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.admin import RecordsToDelete
 
 from kmr.delivery.announcement import history_group
 from kmr.kafka.admin import connect_admin
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from tests.framework.conftest import CreateTopic, Produce
 
 KMR = Path(sys.executable).with_name("kmr")
+EXAMPLES = Path(__file__).parents[3] / "examples"
 PARTITIONS = 3
 
 STRATEGY = """
@@ -171,6 +174,25 @@ class Past:
         )
         async with connect_admin(connection_config(settings)) as admin:
             return await admin.list_group_offsets(group)
+
+    async def archive(self) -> Path:
+        """Archive what the topic has by the strategy of `examples/archive`; return the directory."""
+        folder = self.folder / "archive"
+        command = [str(KMR), "run", "archive:strategy", "--topic", "t", "--group", "archive"]
+        flags = ["--bootstrap-servers", self.broker.bootstrap_servers, "--until-caught-up"]
+        environment = {**self.environment, "PYTHONPATH": str(EXAMPLES / "archive")}
+        await anyio.run_process([*command, *flags], cwd=self.folder, env=environment)
+        return folder
+
+    async def delete_before(self, **offsets: int) -> None:
+        """Delete the first records of partitions (`p0=100`), as retention does."""
+        async with connect_admin({"bootstrap_servers": self.broker.bootstrap_servers}) as admin:
+            await admin._client.delete_records(
+                {
+                    aiokafka.TopicPartition("t", int(name[1:])): RecordsToDelete(offset)
+                    for name, offset in offsets.items()
+                }
+            )
 
     async def until_done(self, group: str, offsets: int) -> None:
         """Return when a group has committed so many offsets, of all partitions."""

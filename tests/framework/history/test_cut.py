@@ -131,8 +131,8 @@ async def test_a_member_that_comes_while_the_cut_is_committed_begins_at_it(
     name = "committed" if moment == "read" else "reset_offsets"
     original = getattr(owner, name)
 
-    async def slow(self: Any, *arguments: Any) -> Any:
-        found = await original(self, *arguments)
+    async def slow(self: Any, *arguments: Any, **options: Any) -> Any:
+        found = await original(self, *arguments, **options)
         if self is not late.consumer and not joined.is_set():
             await join()
         return found
