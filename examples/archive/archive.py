@@ -19,7 +19,6 @@ strategy = Strategy(
     reduce=ParquetWriter(
         os.environ.get("ARCHIVE", "archive"),
         partition_by=("topic", "partition"),
-        schema=None,
         max_rows=1_000_000,
     ),
 )

@@ -160,6 +160,13 @@ def test_a_reducer_of_its_own_makes_visits_of_clicks(example: Any) -> None:
     ]
 
 
+def test_records_are_archived_as_they_are(example: Any) -> None:
+    """`tests/framework/history/test_backfill_archive.py` writes the files, and reads them again."""
+    run = run_file(example("archive", "archive"), "payments.jsonl")
+    assert [row["value"] for row in run.rows] == lines_of("payments.jsonl")
+    assert [row["offset"] for row in run.rows] == list(range(len(run.rows)))
+
+
 async def test_payments_are_booked_in_transactions(example: Any, broker: Broker) -> None:
     module = example("kafka-to-kafka", "payments")
     values = lines_of("payments.jsonl")

@@ -1,4 +1,4 @@
-"""`kmr backfill --archive`: what retention has deleted is read from Parquet files, the rest from the topic."""
+"""`kmr backfill --archive`: what retention has deleted is read from Parquet files, the rest from Kafka."""
 
 from __future__ import annotations
 
