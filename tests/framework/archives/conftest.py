@@ -33,10 +33,10 @@ def records(offsets: Iterable[int]) -> pa.Table:
 def write(tmp_path: Path) -> Callable[[str, pa.Table], None]:
     """Write a file of the archive in the directory `archive`."""
 
-    def write_file(name: str, table: pa.Table, **options: int) -> None:
+    def write_file(name: str, table: pa.Table, row_group_size: int | None = None) -> None:
         path = tmp_path / "archive" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path, **options)
+        pq.write_table(table, path, row_group_size=row_group_size)
 
     return write_file
 

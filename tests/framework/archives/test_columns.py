@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -59,7 +60,7 @@ def test_a_mapping_names_columns_and_fields_and_text_is_bytes() -> None:
 
 def test_lists_of_headers_keep_nulls_and_empty_lists() -> None:
     pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    headers = pa.array([None, [], [{"key": "a", "value": b"x"}]], pa.list_(pair))
+    headers: Any = pa.array([None, [], [{"key": "a", "value": b"x"}]], pa.list_(pair))
     table = pa.table({"offset": [1, 2, 3], "value": [b"", b"", b""], "headers": headers})
     for part in (table, table.slice(1)):
         found = [row["headers"] for row in read(part, topic="t", partition=0)]
