@@ -17,6 +17,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS  # utime and stime, proc(5)
 
 
+def resident_kib(pid: int) -> int:
+    """Memory of a process that is not swapped out, in KiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 1024
+
+
 class Taken(NamedTuple):
     """Wall time, and processor time of all threads of this process, in seconds."""
 

@@ -100,6 +100,7 @@ class MapStage:
         self._scope = anyio.CancelScope()
         self._waiting = anyio.CancelScope()
         self._waits = Waiting()
+        self._at_rest = StageStatus(f"map {ledger.partition}", "idle", queued=0)
         self._stop = Stop()
         self._draining = False
         self._mapped_to = ledger.position
@@ -401,11 +402,12 @@ class MapStage:
     def status(self, now: float) -> StageStatus:
         """Return the stage's present activity; `now` is the event loop's time."""
         since = self._mapping_since
+        if since is None and self.is_idle:
+            return self._at_rest
         shared = 0 if self.share is None else len(self.share.waiting)
         activity: Literal["idle", "mapping", "waiting"] = "mapping"
         if since is None:
-            since = self._busy_since
-            activity = "idle" if self.is_idle else "waiting"
+            since, activity = self._busy_since, "waiting"
         seconds = 0.0 if since is None else now - since
         return StageStatus(
             name=f"map {self._ledger.partition}",

@@ -93,6 +93,7 @@ class ReduceStage:
         self._attempt_since: float | None = None
         self._trouble: str | None = None
         self._waits = Waiting()
+        self._at_rest = StageStatus(self._shown_as, "idle", queued=0)
         self.trigger = FlushTrigger(inbox, shared.budget, replaying=replaying, turns=turns)
 
     async def open(self, context: Context) -> None:
@@ -308,6 +309,9 @@ class ReduceStage:
         """Return the stage's present activity; `now` is the event loop's time."""
         activity: Literal["idle", "waiting", "collecting", "flushing", "retrying", "held"]
         since, attempt = self._flushing_since, self._attempt_since
+        queued = self._inbox.statistics().current_buffer_used
+        if since is None and self._collecting.since is None and not queued:
+            return self._at_rest
         if since is None:
             since = self._collecting.since
             activity = "idle" if since is None else "collecting"
@@ -321,7 +325,7 @@ class ReduceStage:
         return StageStatus(
             name=self._shown_as,
             activity=activity,
-            queued=self._inbox.statistics().current_buffer_used,
+            queued=queued,
             rows=sum(buffer.rows for buffer in self._buffers),
             bytes=sum(buffer.bytes for buffer in self._buffers),
             seconds=0.0 if since is None else now - since,

@@ -3,6 +3,7 @@
 Trickle: ten records a second to each partition for a while. Backlog: a topic that is full before its
 reader starts. Printed are processor time by wall time (1.0 is one core), what is left unread, INSERTs a
 second, the age at which 99 % of the rows are in the table, and the ratios of the processor times.
+Idle: no records at all; printed are the processor time of worker and broker, and the memory of a partition.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.request import urlopen
 
 import anyio
@@ -25,7 +26,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from bench.process import cpu_seconds
+from bench.process import cpu_seconds, resident_kib
 from bench.wide.producer import send
 from bench.wide.strategies import DDL, TABLE
 from demo.processes import Children, free_port, give_up_after
@@ -43,6 +44,7 @@ CONTENDERS: Final = {
     "at least once -> nothing": "at_least_nothing",
     BY_HAND: "",
 }
+_WITHOUT_TABLE: Final = "exactly once -> nothing"
 _PATIENCE: Final = 120.0
 _PER_BATCH: Final = 100
 
@@ -66,12 +68,21 @@ class Result:
     rate: float
 
 
+class Idle(NamedTuple):
+    """A worker without records: processor time by wall time, its own and the broker's, and its memory."""
+
+    worker: float
+    broker: float
+    kib: int
+
+
 class Bench:
     """Runs contenders against one broker and one ClickHouse."""
 
-    def __init__(self, children: Children, broker: int, clickhouse: int) -> None:
+    def __init__(self, children: Children, broker: Child, port: int, clickhouse: int) -> None:
         self._children = children
-        self._address = f"127.0.0.1:{broker}"
+        self._broker = broker
+        self._address = f"127.0.0.1:{port}"
         self._url = f"http://127.0.0.1:{clickhouse}"
         self._client = clickhouse_connect.get_client(dsn=self._url)
 
@@ -128,6 +139,21 @@ class Bench:
         rate = (after.settled - before.settled) / took
         visible = self._visible() if "nothing" not in name else None
         return Result(cpu / took, after.consumed_to_end, flushed / took, visible, rate)
+
+    async def idle(self, partitions: int, seconds: float) -> Idle:
+        """Measure a worker whose partitions have no records."""
+        contender = await self._start(_WITHOUT_TABLE, await self._topic(partitions))
+        try:
+            await contender.wait_ready()
+            await anyio.sleep(8)
+            pids, started = (contender.pid, self._broker.pid), time.monotonic()
+            before = [cpu_seconds(pid) for pid in pids]
+            await anyio.sleep(seconds)
+            took = time.monotonic() - started
+            cores = [(cpu_seconds(pid) - cpu) / took for pid, cpu in zip(pids, before, strict=True)]
+            return Idle(cores[0], cores[1], resident_kib(contender.pid))
+        finally:
+            await contender.stop()
 
     def _blocks(self) -> int:
         """Return how many INSERTs the table has taken, each of which is a block."""
@@ -257,19 +283,37 @@ def report(console: Console, title: str, found: dict[str, Result]) -> None:
     Console(width=140).print(shown) if not console.is_terminal else console.print(shown)
 
 
+def idle_table(found: dict[int, Idle]) -> Table:
+    """Return a table of idle workers. The memory of a partition is beside the worker of the fewest."""
+    shown = Table(title="no records", title_justify="left", header_style="dim")
+    for heading in ("partitions", "cores", "of the broker", "KiB a partition"):
+        shown.add_column(heading, justify="right")
+    fewest = min(found)
+    for partitions, each in found.items():
+        more = partitions - fewest
+        kib = f"{(each.kib - found[fewest].kib) / more:.0f}" if more else ""
+        shown.add_row(f"{partitions:,}", f"{each.worker:.4f}", f"{each.broker:.4f}", kib)
+    return shown
+
+
 async def measure(given: argparse.Namespace) -> None:
     """Start the servers, run every contender with every topic, print a table of each."""
     directory, console = Path(tempfile.mkdtemp(prefix="kmr-wide-")), Console()
     names: Sequence[str] = [name for name in CONTENDERS if given.only in name]
     try:
         async with Children(directory / "logs") as children:
-            broker, clickhouse = free_port(), free_port()
-            for name, port in (("broker", broker), ("clickhouse", clickhouse)):
+            servers, ports = [], {"broker": free_port(), "clickhouse": free_port()}
+            for name, port in ports.items():
                 child = await children.start(
                     name, name, "serve", "--data", str(directory / name), "--port", str(port)
                 )
                 await children.wait_for_port(child, port)
-            bench = Bench(children, broker, clickhouse)
+                servers.append(child)
+            bench = Bench(children, servers[0], *ports.values())
+            if given.idle:
+                console.print(
+                    idle_table({n: await bench.idle(n, given.seconds) for n in given.idle})
+                )
             for partitions in given.partitions:
                 if given.rate:
                     found = {
@@ -298,6 +342,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=10.0, help="records a second; 0: no trickle")
     parser.add_argument("--records", type=int, default=1_000_000, help="backlog; 0: none")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long a trickle is watched")
+    parser.add_argument(
+        "--idle", type=int, nargs="*", default=[4, 2000], help="partitions without records"
+    )
     parser.add_argument("--only", default="", help="contenders whose name has this text")
     anyio.run(measure, parser.parse_args())
 

@@ -1,13 +1,14 @@
 """Fetch whole responses: aiokafka's fetcher, with its record objects replaced by batches.
 
 aiokafka does the parts that are hard to write twice: leaders, reconnecting, offset resets, assignments.
-This module replaces the fetcher of one consumer, and changes three things in it:
+This module replaces the fetcher of one consumer, and changes four things in it:
 
 - a response of a partition becomes one lazy `Batch` instead of thousands of record objects;
 - a batch of a paused partition is kept, where aiokafka drops it and fetches it again (unless as much as
   a whole response is kept already: there may be hundreds of paused partitions);
 - a partition that waits to be polled delays its node's next fetch (which then brings all partitions
-  at once); a paused partition does not.
+  at once); a paused partition does not;
+- a fetch names the partitions that have changed only (`kmr.kafka.fetch_sessions`).
 
 While polled batches are processed, the next response is already on its way: at most one per node.
 
@@ -27,13 +28,14 @@ import aiokafka
 import aiokafka.errors
 import anyio
 import structlog
-from aiokafka.consumer.fetcher import Fetcher, FetchError, OffsetResetStrategy
+from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher, FetchError, OffsetResetStrategy
 
 from ..errors import ConsumerError, CorruptRecords
 from ..record import TopicPartition
+from .fetch_sessions import FetchSession
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ..formats.batch_decoder import BatchDecoder
     from ..record import Batch
@@ -155,7 +157,10 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         self._unreachable: set[int] = set()
         self._start_offsets: dict[TopicPartition, int] = {}
         self._resumed_at = 0.0
-        self._answered: dict[TopicPartition, float] = {}
+        self._sessions: dict[int, FetchSession] = {}
+        self._requests: dict[int, Any] = {}  # of each node: the next one, too, if nothing changes
+        self._woken: asyncio.Future[None] | None = None
+        self._led: tuple[object, object, frozenset[int]] | None = None
         self._fetch_task.add_done_callback(lambda _: self.wake())
 
     def suspend(self) -> None:
@@ -171,7 +176,10 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         """Undo `suspend`, for a new assignment."""
         self._suspended = False
         self._resumed_at = anyio.current_time()
-        self._answered.clear()
+        # Their first responses tell of every partition, also of what the earlier ones have told.
+        self._sessions = {
+            node: FetchSession(each.session_id) for node, each in self._sessions.items()
+        }
         self._start_offsets.clear()
         self._failing.clear()
         self.wake()
@@ -186,18 +194,30 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         """Return the first offset of the log as of the last response; None while unknown."""
         return self._start_offsets.get(partition)
 
+    def end_offset(self, partition: TopicPartition) -> int | None:
+        """Return the offset after the last record that can be read, as last known; None while unknown."""
+        state = self._subscriptions.subscription.assignment.state_value(partition)
+        end: int | None = state.highwater
+        stable = state.lso if self._isolation_level == READ_COMMITTED else None
+        return end if stable is None or stable < 0 else stable
+
     def answered_at(self, partition: TopicPartition) -> float | None:
         leader = self._client.cluster.leader_for_partition(partition)
         if self._suspended or leader in (None, -1) or leader in self._unreachable:
             return None
-        return self._answered.get(partition, self._resumed_at)
+        return self._heard(partition) or self._resumed_at
+
+    def _heard(self, partition: TopicPartition) -> float | None:
+        """Return when a node last answered a request for a partition; None: not since the assignment."""
+        heard = (session.answered_at(partition) for session in self._sessions.values())
+        return max((answered for answered in heard if answered is not None), default=None)
 
     def at_end_since(self, partition: TopicPartition) -> float | None:
         """Return when the broker last said that nothing is behind the position; None: there is more."""
         state = self._subscriptions.subscription.assignment.state_value(partition)
         known = [each for each in (state.highwater, state.lso) if each is not None and each >= 0]
         is_at_end = state.has_valid_position and known and state.position >= min(known)
-        return self._answered.get(partition) if is_at_end else None
+        return self._heard(partition) if is_at_end else None
 
     async def look_up_ends(self, since: float) -> None:
         """Ask for the ends of the partitions that no fetch has told since a time.
@@ -216,7 +236,7 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         ]
         ends = await self.end_offsets(late, _NEVER_MS) if late else {}
         for partition, end in ends.items():
-            if assignment.active and self._answered.get(partition, 0.0) <= now:
+            if assignment.active and (self._heard(partition) or 0.0) <= now:
                 state = assignment.state_value(partition)
                 state.highwater = state.lso = end
 
@@ -265,28 +285,51 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         await self._create_fetch_waiter()
 
     def _get_actions_per_node(self, assignment: Any) -> Any:
-        if self._suspended:
+        """Return what to ask of which node now. Looks at all partitions, but only where something changed."""
+        woken, self._woken = self._woken, self._wait_consume_future
+        if woken is None or woken.done():  # by a poll, a pause, a seek
+            self._requests.clear()
+        free = self._leaders(assignment) - self._in_flight
+        if self._suspended or not (free or self._preferred_read_replica):
             return [], {}, self._fetcher_timeout, False, []
-        partial = any(
-            partition in self._records or assignment.state_value(partition).paused
-            for partition in assignment.tps
+        if free and free <= self._requests.keys():
+            again = [(node, self._requests[node]) for node in free]
+            return again, {}, self._fetcher_timeout, False, []
+        partial = bool(self._records) or any(
+            assignment.state_value(partition).paused for partition in assignment.tps
         )
         self._fetch_max_wait_ms = (
             min(_PARTIAL_WAIT_MS, self._whole_wait_ms) if partial else self._whole_wait_ms
         )
-        return super()._get_actions_per_node(assignment)
+        found = super()._get_actions_per_node(assignment)
+        requests, resets, _, lacks_leader, _ = found
+        if not (partial or resets or lacks_leader or self._preferred_read_replica):
+            self._requests.update(requests)
+        return found
+
+    def _leaders(self, assignment: Any) -> frozenset[int]:
+        """Return the nodes that lead the partitions."""
+        partitions = self._client.cluster._partitions  # another object after each update
+        if self._led is None or self._led[0] is not assignment or self._led[1] is not partitions:
+            self._requests.clear()
+            nodes = frozenset(map(self._client.cluster.leader_for_partition, assignment.tps))
+            self._led = assignment, partitions, nodes
+        return self._led[2]
 
     async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
         """Send one fetch and keep its response; return whether `take` has news."""
+        session = self._sessions.setdefault(node_id, FetchSession())
         try:
-            response = await self._client.send(node_id, request)
+            response = await self._client.send(node_id, session.ask(request))
             self._unreachable.discard(node_id)
+            is_accepted = session.accept(response, anyio.current_time())
             if not assignment.active:
                 return False
-            arrived, failed = self._receive(assignment, request, response)
-            if failed and not arrived:
+            arrived, failed = self._receive(assignment, session.positions, response)
+            if (failed or not is_accepted) and not arrived:
                 await asyncio.sleep(self._retry_backoff)
         except aiokafka.errors.KafkaError as error:
+            session.lose()
             self._invalidate_preferred_read_replica_for_node(node_id, request)
             if node_id not in self._unreachable:  # log once, not at every attempt
                 self._unreachable.add(node_id)
@@ -296,25 +339,25 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
             except asyncio.CancelledError:
                 return False
         except asyncio.CancelledError:
+            session.lose()
             # The routine that started this task cancels it only to forget it, and awaits it bare.
             return False
         else:
             return arrived
         return False
 
-    def _receive(self, assignment: Any, request: Any, response: Any) -> tuple[bool, bool]:
+    def _receive(
+        self, assignment: Any, asked: Mapping[TopicPartition, int], response: Any
+    ) -> tuple[bool, bool]:
         """Keep the batches of a response; return whether `take` has news, and whether any part failed."""
-        asked = {
-            TopicPartition(topic, partition): offset
-            for topic, partitions in request.topics
-            for partition, offset, _ in partitions
-        }
-        arrived, failed, now = False, False, anyio.current_time()
+        arrived, failed = False, False
         for fetched in unpack_response(response):
+            self._requests.clear()
             partition = TopicPartition(fetched.topic, fetched.partition)
-            self._answered[partition] = now
             state = assignment.state_value(partition)
             first = asked[partition]
+            if fetched.error == 0:
+                self._note_offsets(partition, state, fetched)
             if not state.has_valid_position or state.position != first:
                 continue  # a seek came in between
             if fetched.error != 0:
@@ -326,11 +369,6 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
             if self._client_rack and fetched.preferred_replica is not None:
                 self._update_preferred_read_replica(partition, fetched.preferred_replica)
             self._failing.discard(partition)
-            state.highwater = fetched.high_watermark
-            if fetched.last_stable is not None:
-                state.lso = fetched.last_stable
-            if fetched.log_start is not None:
-                self._start_offsets[partition] = fetched.log_start
             try:
                 batch = self._decoder.batch(*partition, fetched.data, first, fetched.aborted)
             except CorruptRecords as error:
@@ -341,6 +379,16 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
                 self._records[partition] = _Fetched(batch, state)
                 arrived = True
         return arrived, failed
+
+    def _note_offsets(
+        self, partition: TopicPartition, state: Any, fetched: FetchedPartition
+    ) -> None:
+        """Note where the log begins and ends. A node tells it once, so also after a seek."""
+        state.highwater = fetched.high_watermark
+        if fetched.last_stable is not None:
+            state.lso = fetched.last_stable
+        if fetched.log_start is not None:
+            self._start_offsets[partition] = fetched.log_start
 
     def _kept(self) -> int:
         """Return the bytes that wait for `take`."""

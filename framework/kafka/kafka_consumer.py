@@ -290,16 +290,12 @@ class KafkaConsumer:
         return self._membership
 
     def start_offset(self, partition: TopicPartition) -> int | None:
-        return self._started().start_offset(partition) if self._assigned([partition]) else None
+        fetcher = self._fetcher_of(partition)
+        return None if fetcher is None else fetcher.start_offset(partition)
 
     def end_offset(self, partition: TopicPartition) -> int | None:
-        for assigned in self._assigned([partition]):
-            end: int | None = self._consumer.highwater(assigned)
-            if self._config.isolation_level == "read_committed":
-                stable = self._consumer.last_stable_offset(assigned)
-                return end if stable is None or stable < 0 else int(stable)
-            return end
-        return None
+        fetcher = self._fetcher_of(partition)
+        return None if fetcher is None else fetcher.end_offset(partition)
 
     async def look_up_ends(self) -> None:
         now = anyio.current_time()
@@ -311,7 +307,8 @@ class KafkaConsumer:
             await self._fetcher.look_up_ends(now - _ENDS_AFTER)
 
     def answered_at(self, partition: TopicPartition) -> float | None:
-        return self._started().answered_at(partition) if self._assigned([partition]) else None
+        fetcher = self._fetcher_of(partition)
+        return None if fetcher is None else fetcher.answered_at(partition)
 
     async def _on_revoked(
         self, listener: RebalanceListener, partitions: frozenset[TopicPartition]
@@ -401,6 +398,12 @@ class KafkaConsumer:
     def _started(self) -> BatchFetcher:
         if self._fetcher is None or self._stopped:
             raise ConsumerError(f"the consumer is {'stopped' if self._stopped else 'not started'}")
+        return self._fetcher
+
+    def _fetcher_of(self, partition: TopicPartition) -> BatchFetcher | None:
+        """Return the fetcher if the partition is assigned to us."""
+        if self._fetcher is None or self._stopped or partition not in self._consumer.assignment():
+            return None
         return self._fetcher
 
     def _assigned(self, partitions: Iterable[TopicPartition]) -> list[Any]:

@@ -62,6 +62,7 @@ class Metrics:
         self.failures = FailureLog()
         self.done = Summary()
         self.repeated = 0
+        self._read: set[tuple[str, int]] = set()  # whose gauges of the lag say 0
 
         def counter(name: str, meaning: str, *labels: str) -> Counter:
             return Counter(f"kmr_{name}_total", meaning, labels, registry=self.registry)
@@ -329,9 +330,12 @@ class Metrics:
         Args:
             oldest: when the oldest batch in flight was produced, in seconds since 1970; None without one.
         """
-        lag, labels = partition.lag, (partition.topic, str(partition.partition))
-        if lag is None:
+        lag, name = partition.lag, (partition.topic, partition.partition)
+        is_read = lag == 0 and oldest is None
+        if lag is None or (is_read and name in self._read):
             return
+        (self._read.add if is_read else self._read.discard)(name)
+        labels = partition.topic, str(partition.partition)
         self.lag.labels(*labels).set(lag)
         if oldest is not None or lag == 0:
             age = 0.0 if oldest is None else max(0.0, time.time() - oldest)
@@ -341,6 +345,7 @@ class Metrics:
 
     def forget_lag(self, topic: str, partition: int) -> None:
         """Remove the lag of a partition that is not ours any more."""
+        self._read.discard((topic, partition))
         for each in (self.lag, self.lag_seconds, self.held, self.held_seconds):
             with suppress(KeyError):  # nothing was ever fetched from it
                 each.remove(topic, str(partition))

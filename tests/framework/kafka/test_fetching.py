@@ -231,11 +231,13 @@ async def test_fetches_wait_for_the_poll_but_not_for_paused_partitions(
         requests: list[tuple[set[int], int]] = []
         sent = anyio.Event()
         client: Any = member.consumer._consumer._client
+        fetcher = member.consumer._fetcher
+        assert fetcher is not None
         send = client.send
 
         async def recorded(node: int, request: Any, **options: Any) -> Any:
             if isinstance(request, FetchRequest):
-                asked = {number for _, numbers in request.topics for number, *_ in numbers}
+                asked = {each.partition for each in fetcher._sessions[node].positions}
                 requests.append((asked, request._max_wait_ms))
                 sent.set()
             return await send(node, request, **options)
