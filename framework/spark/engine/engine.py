@@ -297,6 +297,7 @@ class SparkEngine:
             self._context,
             logged=self._logged,
             checkpoint=self._begin_memory(session),
+            memory_bytes=self._settings.inflight_bytes,
             connection=self._source.client,
         )
         self._warm_ups.callback(warm_up(session, plan, self._source.client))

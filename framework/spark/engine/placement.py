@@ -134,13 +134,6 @@ def _of_window(window: Window) -> Iterator[PlacementNote]:
             "Window(idle=...) closes windows by the wall clock, and Spark runs no task for a partition "
             "without records; leave idle out: windows stay open until the next record. Or run a worker",
         )
-    if window.correct:
-        yield PlacementNote(
-            "strategy",
-            "error",
-            "Window(late='reemit') writes changes, which a worker writes in the order of their offsets; use "
-            "late='drop' or 'dead-letter', or run a worker",
-        )
 
 
 def _of_reducers(strategy: Strategy) -> Iterator[PlacementNote]:

@@ -43,12 +43,14 @@ class TaskPlan:
         logged: the newest micro-batch that the checkpoint had when the query started, -1 without one; an
             earlier query may have written the rows of it.
         checkpoint: its URI, of a strategy that remembers records there; else None.
+        memory_bytes: how much a task may remember; None: see `TaskMemory`.
         connection: of the brokers that have the topics of look-up tables.
     """
 
     payload: bytes
     logged: int = -1
     checkpoint: str | None = None
+    memory_bytes: int | None = None
     connection: ConnectionConfig | None = None
 
     @classmethod
@@ -59,6 +61,7 @@ class TaskPlan:
         *,
         logged: int = -1,
         checkpoint: str | None = None,
+        memory_bytes: int | None = None,
         connection: ConnectionConfig | None = None,
     ) -> TaskPlan:
         """Pickle definitions from `__main__` by value, everything else by name.
@@ -69,7 +72,7 @@ class TaskPlan:
         from ..shipping import pickled
 
         payload = pickled((strategy, context))
-        return cls(payload, logged, checkpoint, connection)
+        return cls(payload, logged, checkpoint, memory_bytes, connection)
 
 
 def strategy_source(name: str, plan: TaskPlan, settings: SourceSettings) -> type[DataSource]:

@@ -182,7 +182,7 @@ def run_task(
         memory = None
         if plan.checkpoint is not None:
             files = memory_files(opened.strategy, plan.checkpoint)
-            memory = TaskMemory(opened.strategy, files, wanted)
+            memory = TaskMemory(opened.strategy, files, wanted, plan.memory_bytes)
         work = _TaskWork(report, schema, memory)
         chain, gathers = opened.chain, opened.gathers
         writing: Future[ChainResult] | None = None
@@ -266,6 +266,7 @@ class _TaskWork:
     def end(self) -> None:
         """Write the memory for the next micro-batch; the sinks have all rows of this task."""
         if (memory := self._memory) is not None:
+            memory.require_room()
             memory.save()
             self._report.distinct = dict(memory.counts)
             if memory.windows is not None:
@@ -273,6 +274,8 @@ class _TaskWork:
 
     def take_result(self, result: ChainResult, *, gathers: bool) -> Iterator[pa.RecordBatch]:
         """Count what the reducers did with a chunk; yield the rows for the driver."""
+        if self._memory is not None:
+            self._memory.require_room()
         report = self._report
         report.flushes += result.flushes
         report.retries = dict(Counter(report.retries) + result.retries)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ...config.schema import BYTES, show_quantity
+from ...errors import StateTooLarge
 from ...memory.distinct_memory import PartitionMemory
+from ...memory.window import MICROS
 from ...memory.window_letters import letters_of, split_late
 from ...record import Rows
+from ...service.process import memory_limit, processor_limit
 from .memory_files import MemoryFiles
 
 if TYPE_CHECKING:
@@ -36,7 +40,8 @@ def memory_files(strategy: Strategy, checkpoint: str) -> MemoryFiles:
     ]
     if (window := strategy.window) is not None:
         columns = ", ".join(f"{name} = {f} of {s}" for name, (s, f) in window.columns.items())
-        rules.append(f"Window {window.definition} by {', '.join(window.by)}: {columns}")
+        corrected = f", corrected for {window.correct / MICROS:g}s" if window.correct else ""
+        rules.append(f"Window {window.definition} by {', '.join(window.by)}: {columns}{corrected}")
     return MemoryFiles(checkpoint, "; ".join(rules))
 
 
@@ -78,6 +83,7 @@ class TaskMemory:
 
     Args:
         wanted: the offsets of the task, which are all of the partition in the micro-batch.
+        limit: the most bytes that it may take; None: a processor's share of half of the host's memory.
 
     Attributes:
         windows: the open windows; None if the strategy has no `Window`.
@@ -87,8 +93,11 @@ class TaskMemory:
         SettingsError: the memory of the last micro-batch is missing, or of another strategy.
     """
 
-    def __init__(self, strategy: Strategy, files: MemoryFiles, wanted: Range) -> None:
+    def __init__(
+        self, strategy: Strategy, files: MemoryFiles, wanted: Range, limit: int | None = None
+    ) -> None:
         self._files, self._wanted = files, wanted
+        self._limit = limit or memory_limit() // processor_limit() // 2
         self._distinct: PartitionMemory | None = None
         if strategy.distincts:
             self._distinct = PartitionMemory(strategy.distincts, wanted.topic_partition, None)
@@ -120,6 +129,25 @@ class TaskMemory:
         }
         self.counts.update(counts)
         return found.mapped, found.letters
+
+    def require_room(self) -> None:
+        """Raise StateTooLarge if the memory is larger than its limit."""
+        found = []
+        nbytes = 0
+        if self._distinct is not None:
+            nbytes += self._distinct.nbytes
+            found.append(f"Distinct remembers {self._distinct}")
+        if self.windows is not None:
+            nbytes += self.windows.state.nbytes
+            found.append(f"the largest windows: {', '.join(self.windows.state.largest())}")
+        if nbytes > self._limit:
+            raise StateTooLarge(
+                f"{self._wanted.topic_partition}: what the strategy remembers takes "
+                f"{show_quantity(nbytes, BYTES)}, more than the {show_quantity(self._limit, BYTES)} of a task; "
+                f"{'; '.join(found)}. Nothing is lost: the micro-batch is not in the checkpoint. Raise "
+                "inflight_bytes, take more partitions or executors with more memory, or a shorter window, "
+                "less lateness or a shorter within="
+            )
 
     def save(self) -> None:
         """Write the memory for the next micro-batch, and remove what only earlier ones needed."""
