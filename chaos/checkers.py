@@ -42,9 +42,7 @@ def check(history: History, promises: Sequence[Promise], *, memory_limit: int) -
         memory_limit: bytes that no process may exceed.
     """
     results = [
-        checker(history, promise)
-        for promise in promises
-        for checker in (GROUP_CHECKERS if promise.kept else (check_commits, check_finished))
+        checker(history, promise) for promise in promises for checker in _checkers_of(promise)
     ]
     return [
         *results,
@@ -52,6 +50,12 @@ def check(history: History, promises: Sequence[Promise], *, memory_limit: int) -
         check_memory(history, memory_limit),
         check_stopped(history),
     ]
+
+
+def _checkers_of(promise: Promise) -> tuple[Callable[[History, Promise], Result], ...]:
+    if not promise.kept:
+        return (check_commits, check_finished)
+    return (*GROUP_CHECKERS, check_windows) if promise.windows else GROUP_CHECKERS
 
 
 def check_course(history: History) -> Result:
@@ -221,6 +225,31 @@ def check_finished(history: History, promise: Promise) -> Result:
         records = sum(offence.last - offence.first + 1 for offence in behind)
         return case.say("violated", "records were never committed", records, behind)
     return case.say("ok", "every partition was worked off to its end")
+
+
+def check_windows(history: History, promise: Promise) -> Result:
+    """Each window of a partition and bucket has one row, and none but its own records.
+
+    That no record is missing, or in two rows, the checkers of records say.
+    """
+    case = Case("windows", history, promise)
+    if case.unknown("windows"):
+        return case.result
+    windows = case.windows
+    if not windows.num_rows:
+        return case.say("unknown", "no row of a window was written")
+    keys = np.column_stack([column(windows, name) for name in ("partition", "bucket", "start")])
+    twice = len(keys) - len(np.unique(keys, axis=0))
+    foreign = (column(windows, "first") < column(windows, "start")) | (
+        column(windows, "last") >= column(windows, "end")
+    )
+    if twice or foreign.any():
+        wrong = twice + int(foreign.sum())
+        what = (
+            f"{twice:,} rows of a window that has one, {int(foreign.sum()):,} with foreign records"
+        )
+        return case.say("violated", what, wrong)
+    return case.say("ok", f"{len(keys):,} windows, each once, with records of its time", len(keys))
 
 
 def check_memory(history: History, limit: int) -> Result:

@@ -37,6 +37,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     "produced": _schema("topic outcome", "partition offset id time", poison=pa.bool_()),
     # The rows of the sink at the end, by group; `time` is the start of their INSERT.
     "rows": _schema("group topic", "partition offset id time"),
+    # The rows of windows; times are in microseconds, those of the first and the last record too.
+    "windows": _schema("group topic", "partition bucket start end first last"),
     # The records that the error sink received.
     "dead": _schema("group topic", "partition offset time"),
     # Committed offsets as the broker showed them at `time`.
@@ -62,6 +64,7 @@ class History:
 
     produced: pa.Table
     rows: pa.Table
+    windows: pa.Table
     dead: pa.Table
     commits: pa.Table
     memory: pa.Table

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from aiokafka import AIOKafkaProducer
 
-from chaos.workload import ID_BYTES
+from chaos.workload import ID_BYTES, REMEMBERED
 from kmr.chaos.course import RecordSource
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _PADDING: Final = b"." * 80
 _POISON: Final = b"poison".ljust(ID_BYTES, b"!")
+_LONGEST_REPEAT: Final = REMEMBERED / 3  # seconds; a broker that is killed makes it longer
 _ABORTED: Final = 0.25  # of all transactions
 _TRANSACTION_MS: Final = 10_000  # the broker's limit for a transaction
 
@@ -34,6 +35,8 @@ class Load(RecordSource):
     Args:
         rate: records per second, of all producers together.
         poison_every: one record in so many has a value that the map cannot bear; 0: none.
+        repeat_every: one record in so many has the id of one in an earlier batch of its partition, which its
+            producer has sent; 0: none. In the history it is poison.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Load(RecordSource):
         rate: float,
         batch: int = 250,
         poison_every: int = 0,
+        repeat_every: int = 0,
         producers: int = 2,
     ) -> None:
         super().__init__(recorder, batch * producers / rate)
@@ -55,6 +59,7 @@ class Load(RecordSource):
         self._partitions = partitions
         self._batch = batch
         self._poison_every = poison_every
+        self._repeat_every = repeat_every
         self._producers = producers
         self._ids = itertools.count(0, batch)
         self.acknowledged = 0
@@ -78,7 +83,9 @@ class Load(RecordSource):
                     transactional_id=transactional_id,
                     transaction_timeout_ms=_TRANSACTION_MS,
                 )
-                send = partial(self._send, random=own, in_transaction=transactional_id is not None)
+                send = partial(
+                    self._send, {}, random=own, in_transaction=transactional_id is not None
+                )
                 tasks.start_soon(self._produce, make, send)
 
     async def until_silent(self, seconds: float) -> None:
@@ -90,20 +97,26 @@ class Load(RecordSource):
                 return
 
     async def _send(
-        self, producer: AIOKafkaProducer, random: Random, *, in_transaction: bool
+        self,
+        sent: dict[int, tuple[float, range]],
+        producer: AIOKafkaProducer,
+        *,
+        random: Random,
+        in_transaction: bool,
     ) -> None:
-        """One batch, and what became of it."""
+        """One batch, and what became of it; `sent` has the last acknowledged ids of each partition."""
         first = next(self._ids)
         ids = range(first, first + self._batch)
         poison = self._poison(ids)
         partition = random.randrange(self._partitions)
+        repeated = self._repeated(ids, sent.get(partition), poison)
         aborts = in_transaction and random.random() < _ABORTED
         outcome: Outcome = "unknown"
         base = None
         try:
             if in_transaction:
                 await producer.begin_transaction()
-            batch = self._filled(producer.create_batch(), ids, poison)
+            batch = self._filled(producer.create_batch(), ids, poison, repeated)
             answer = await producer.send_batch(batch, self._topic, partition=partition)
             offset = (await answer).offset
             if aborts:
@@ -112,16 +125,36 @@ class Load(RecordSource):
                 await producer.commit_transaction()
             base, outcome = offset, "aborted" if aborts else "acked"
         finally:
-            self._history.produced(self._topic, partition, base, ids, outcome, poison)
+            self._history.produced(self._topic, partition, base, ids, outcome, [*poison, *repeated])
         if outcome == "acked":
+            sent[partition] = anyio.current_time(), ids
             self.acknowledged += len(ids)
             self._changed.notify()
 
-    def _filled(self, batch: BatchBuilder, ids: range, poison: list[int]) -> BatchBuilder:
+    def _filled(
+        self, batch: BatchBuilder, ids: range, poison: list[int], repeated: dict[int, int]
+    ) -> BatchBuilder:
         for number in ids:
-            head = _POISON if number in poison else b"%0*d" % (ID_BYTES, number)
+            head = b"%0*d" % (ID_BYTES, repeated.get(number, number))
+            head = _POISON if number in poison else head
             batch.append(key=None, value=head + _PADDING, timestamp=None)
         return batch
+
+    def _repeated(
+        self, ids: range, before: tuple[float, range] | None, poison: list[int]
+    ) -> dict[int, int]:
+        """Return which records repeat which id of the batch before."""
+        if not self._repeat_every or before is None:
+            return {}
+        sent_at, old_ids = before
+        if anyio.current_time() - sent_at > _LONGEST_REPEAT:
+            return {}
+        bad = {*poison, *self._poison(old_ids)}
+        return {
+            number: old
+            for number, old in zip(ids, old_ids[1:], strict=False)  # none that is repeated itself
+            if number % self._repeat_every == 1 and number not in bad and old not in bad
+        }
 
     def _poison(self, ids: range) -> list[int]:
         every = self._poison_every

@@ -9,6 +9,7 @@ from chaos.faults import FAULTS
 from chaos.hanging import DEADLINE, HangingMap, SinkPastDeadline
 from chaos.hostile import HostileClient
 from chaos.resets import ResetOffsets, ResetPastSuspended
+from chaos.retention import RetentionAtTheEdge
 from chaos.shape import GroupSpec, Shape
 from chaos.together import KillOneOfMany, RollWorkers
 from chaos.verdicts import Delivery, Promise
@@ -29,7 +30,7 @@ EVERY_FAULT: Final[dict[str, StormFault[Site]]] = FAULTS | {
     for fault in (
         *(HangingMap(), SinkPastDeadline(), HostileClient(), ResetOffsets()),
         ResetPastSuspended(),
-        *(KillOneOfMany(), RollWorkers()),
+        *(KillOneOfMany(), RollWorkers(), RetentionAtTheEdge()),
     )
 }
 
@@ -73,8 +74,9 @@ class Scenario:
                 topic,
                 "exactly-once" if self.finds else cast("Delivery", spec.workload.mode),
                 # The writer gets rows of several partitions at once, and makes several INSERTs of them.
-                ordered=not spec.workload.chain,
+                ordered=not spec.workload.chain and not spec.workload.window,
                 kept=spec.workload.table_engine != "expired",
+                windows=bool(spec.workload.window),
             )
             for spec in groups
         ]
@@ -141,6 +143,15 @@ _NETWORK: Final = (
 )
 _WORKERS: Final = ("kill-worker", "restart-worker", "kill-broker", "short-storm")
 _POSTGRES: Final = ("kill-postgres", "kill-postgres-and-workers", "pause-worker", *_WORKERS)
+_WINDOWS: Final = (
+    *("kill-worker", "pause-worker", "short-storm", "retention-at-the-edge", "kill-broker"),
+    *(
+        "kill-clickhouse-writing",
+        "kill-clickhouse-and-workers",
+        "drop-answer-and-kill",
+        "late-insert",
+    ),
+)
 _PATIENT: Final = ("pause-worker", "silent-network")
 
 SHORT: Final = (
@@ -201,6 +212,20 @@ SHORT: Final = (
 )
 
 SLOW: Final = (
+    Scenario(
+        "windows",
+        "windows of a second and a memory of ids: workers and ClickHouse are killed in the emission, workers "
+        "are suspended, partitions move, retention removes what is done",
+        Shape(
+            [_group("exactly-once", 3, window=1.0)],
+            partitions=12,
+            rate=2_500,
+            links=True,
+            repeat_every=50,
+            topic_configs={"message.timestamp.type": "LogAppendTime"},
+        ),
+        _WINDOWS,
+    ),
     Scenario(
         "postgres",
         "into PostgreSQL: SIGKILL of it, of workers and the broker; a suspended worker; rebalances",
@@ -268,6 +293,22 @@ SLOW: Final = (
 """Short ones that take minutes: the test suite does not run them."""
 
 LONG: Final = (
+    Scenario(
+        "windows-storm",
+        "the same five times, with 100,000 windows and more",
+        Shape(
+            [_group("exactly-once", 3, window=1.0)],
+            partitions=12,
+            rate=2_500,
+            links=True,
+            repeat_every=50,
+            topic_configs={"message.timestamp.type": "LogAppendTime"},
+        ),
+        _WINDOWS,
+        rounds=5,
+        between=5_000,
+        patience=180,
+    ),
     Scenario(
         "postgres-storm",
         "into PostgreSQL: everything that kills, suspends and restarts, five times",

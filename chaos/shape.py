@@ -44,6 +44,7 @@ class Shape:
         rate: records per second.
         links: whether workers reach broker and ClickHouse through proxies.
         poison_every: one record in so many fails in the map; 0: none.
+        repeat_every: one record in so many has the id of an earlier one of its partition; 0: none.
         flags: more flags of `kmr run`.
         topic_configs: settings of the input topic.
         sample_every: seconds between two looks at what each process holds; 0: never.
@@ -54,6 +55,7 @@ class Shape:
     rate: float = 2_500.0
     links: bool = False
     poison_every: int = 1_000
+    repeat_every: int = 0
     flags: Sequence[str] = ()
     topic_configs: Mapping[str, str] = field(default_factory=dict)
     sample_every: float = 0.0

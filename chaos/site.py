@@ -85,6 +85,7 @@ class Site(worker_site.SystemUnderTest):
             recorder,
             rate=shape.rate,
             poison_every=shape.poison_every,
+            repeat_every=shape.repeat_every,
         )
         self.view = GroupsView(
             self.bootstrap_servers, (spec.name for spec in self.groups), recorder

@@ -37,6 +37,13 @@ _DDL: Final = (
     "SETTINGS non_replicated_deduplication_window = 10000"
 )
 
+_WINDOWS_DDL: Final = (
+    "CREATE TABLE {name} (window_start DateTime64(6, 'UTC'), window_end DateTime64(6, 'UTC'), "
+    "`partition` UInt32, topic LowCardinality(String), bucket Int64, offsets Array(Int64), ids Array(Int64), "
+    "first DateTime64(6, 'UTC'), last DateTime64(6, 'UTC'), inserted DateTime64(9) DEFAULT now64(9)) "
+    "ENGINE = MergeTree ORDER BY (partition, window_start, bucket) "
+    "SETTINGS non_replicated_deduplication_window = 10000"
+)
 
 _ENGINES: Final = {
     # A row whose sums are all 0, as the id of the first record is, would be removed: therefore `n`.
@@ -70,6 +77,9 @@ async def create(places: Places, workload: Workload) -> None:
         own = "" if workload.evolve else "`id` UInt64, "
         if workload.table_engine == "SummingMergeTree":
             own += "`n` UInt64 DEFAULT 1, "
+        if workload.window:
+            await client.command(_WINDOWS_DDL.format(name=workload.table))
+            return
         engine, ttl = _ENGINES.get(workload.table_engine, (workload.table_engine, ""))
         await client.command(_DDL.format(name=workload.table, id=own, engine=engine, ttl=ttl))
         if workload.dead_table:
@@ -104,11 +114,17 @@ async def collect(
         except Exception as error:  # noqa: BLE001  a verdict of its own
             recorder.unread(f"rows/{spec.name}", f"{type(error).__name__}: {error}")
     tables = ("" if workload.topic else workload.table, workload.dead_table)
-    for name, source in zip(("rows", "dead"), tables, strict=True):
+    sources = dict(zip(("rows", "dead"), tables, strict=True))
+    if workload.window:
+        sources["windows"] = workload.table
+    for name, source in sources.items():
         if source:
             try:
                 with anyio.fail_after(_TIMEOUT):
-                    table = await _read(places, source, workload if name == "rows" else None)
+                    if name == "windows":
+                        table = await _read_windows(places, source)
+                    else:
+                        table = await _read(places, source, workload if name == "rows" else None)
                 recorder.table(name, _of_group(table, spec.name))
             except Exception as error:  # noqa: BLE001  a verdict of its own
                 recorder.unread(f"{name}/{spec.name}", f"{type(error).__name__}: {error}")
@@ -127,6 +143,8 @@ async def _read(places: Places, table: str, workload: Workload | None) -> pa.Tab
     if workload is not None and workload.sink == "parquet":
         return await to_thread.run_sync(_read_files, places.files / table)
     columns = "topic, partition, offset, "
+    if workload is not None and workload.window:
+        table += " ARRAY JOIN offsets AS offset, ids AS id"
     if workload is not None:
         columns += "coalesce(COLUMNS('^v[0-9]+$')) AS id, " if workload.evolve else "id, "
     async with _client(places.clickhouse) as client:
@@ -135,6 +153,18 @@ async def _read(places: Places, table: str, workload: Workload | None) -> pa.Tab
         )
     if workload is not None and workload.fan_out > 1:
         return whole_records(found, workload.fan_out)
+    return found
+
+
+async def _read_windows(places: Places, table: str) -> pa.Table:
+    times = {"start": "window_start", "end": "window_end", "first": "first", "last": "last"}
+    moments = ", ".join(
+        f"toUnixTimestamp64Micro({column}) AS {name}" for name, column in times.items()
+    )
+    async with _client(places.clickhouse) as client:
+        found: pa.Table = await client.query_arrow(
+            f"SELECT topic, t.partition AS partition, bucket, {moments} FROM {table} AS t"  # noqa: S608
+        )
     return found
 
 

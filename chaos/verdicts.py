@@ -31,6 +31,7 @@ class Promise:
     Attributes:
         ordered: records of a partition come to the sink in order, also those of one flush.
         kept: the table keeps its rows; else only what the group has committed is judged.
+        windows: the rows are windows, which have the records.
     """
 
     group: str
@@ -38,6 +39,7 @@ class Promise:
     delivery: Delivery
     ordered: bool = True
     kept: bool = True
+    windows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,9 @@ class Case:
 
     def __init__(self, checker: str, history: History, promise: Promise) -> None:
         self._checker, self._history, self._promise = checker, history, promise
-        self.rows, self.dead, self.commits = (
+        self.rows, self.windows, self.dead, self.commits = (
             self._of_topic(history.group(name, promise.group))
-            for name in ("rows", "dead", "commits")
+            for name in ("rows", "windows", "dead", "commits")
         )
         self.result = self.say("unknown", "")
 

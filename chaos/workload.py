@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chaos.unguarded import CommitAfterInsert, ResumeFromMax
-from kmr import Batcher, Strategy, map_batch
+from kmr import Batcher, Distinct, Strategy, Window, map_batch
 from kmr.sinks import (
     ClickHouseWriter,
     DeadLetterWriter,
@@ -50,6 +50,14 @@ CHANGE_EVERY: Final = 2_500
 LAST_CHANGE: Final = 99
 """and all later ones in the last: each column costs each INSERT."""
 
+BUCKETS: Final = 250
+"""How many groups windows have."""
+
+REMEMBERED: Final = 30
+"""For how many seconds windows remember an id."""
+
+_MOMENTS: Final = {"first": ("moment", "min"), "last": ("moment", "max")}
+
 HANG: Final = "CHAOS_HANG"
 """The variable with a file's path: the map of the process that finds the file hangs."""
 
@@ -79,6 +87,8 @@ class Workload:
         table_engine: of a ClickHouse table.
         fan_out: how many rows a record becomes, all alike.
         raises: poison makes the map raise what is no `Exception`.
+        window: seconds of a window; 0: rows are written one by one. A row then has the records of one window
+            and bucket, without those whose id the partition had before: these are failed records.
     """
 
     table: str
@@ -95,6 +105,7 @@ class Workload:
     table_engine: TableEngine = "MergeTree"
     fan_out: int = 1
     raises: bool = False
+    window: float = 0.0
 
     def environment(self) -> dict[str, str]:
         """The worker's environment variables for it."""
@@ -111,6 +122,7 @@ class Workload:
             "evolve": "True".__eq__,
             "fan_out": int,
             "raises": "True".__eq__,
+            "window": float,
         }
         return cls(
             **{
@@ -136,6 +148,8 @@ class Workload:
         )
 
     def _map(self) -> Callable[..., Any]:
+        if self.window:
+            return identify_with_bucket
         if self.raises:
             return identify_or_raise
         if self.fan_out > 1:
@@ -146,7 +160,19 @@ class Workload:
         by_us = self.mode not in ("commit-after-insert", "resume-from-max")
         return identify if has_table and by_us else identify_with_place
 
-    def _collecting(self) -> list[Reducer]:
+    def _collecting(self) -> list[Distinct | Reducer]:
+        if self.window:
+            window = Window(
+                self.window,
+                time="timestamp",
+                by=["topic", "bucket"],
+                columns={"offsets": ("offset", "list"), "ids": ("id", "list"), **_MOMENTS},
+                lateness=1,
+                late="dead-letter",
+                idle=2,
+            )
+            rule = Distinct("id", within=REMEMBERED, on_duplicate="dead-letter")
+            return [rule, window]
         return [Batcher(max_rows=self.max_rows // 3, max_age=self.max_age)] if self.chain else []
 
     def _sink(self) -> Reducer:
@@ -190,6 +216,18 @@ class Workload:
                 max_age=self.max_age,
             )
         return None
+
+
+@map_batch
+def identify_with_bucket(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """As `identify`, with what windows are made by, and list."""
+    rows = identify(batch)
+    buckets = pa.array(rows.column("id").to_numpy() % BUCKETS)
+    return (
+        rows.append_column("bucket", buckets)
+        .append_column("topic", batch.column("topic"))
+        .append_column("moment", batch.column("timestamp"))
+    )
 
 
 class Unusual(BaseException):

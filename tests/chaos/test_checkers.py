@@ -24,8 +24,10 @@ from chaos.checkers import (
     check_phantoms,
     check_stopped,
     check_watermark,
+    check_windows,
 )
 from chaos.history import History
+from chaos.verdicts import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -283,3 +285,23 @@ def test_a_process_must_end_by_our_signal(
     line = {"name": "w", "pid": 7, "started": 0, "ended": 1, "code": code}
     history = History.of({"processes": [line | {"ending": ending, "ready": ready}]})
     assert check_stopped(history).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "count"),
+    [
+        ([], "ok", 3),
+        ([{"bucket": 1}], "violated", 1),
+        ([{"bucket": 7, "first": -1}, {"bucket": 8, "last": 10}], "violated", 2),
+    ],
+)
+def test_a_window_that_is_there_twice_or_has_foreign_records_is_found(
+    changes: list[dict[str, int]], verdict: str, count: int
+) -> None:
+    row = {"group": "g", "topic": "t", "partition": 0, "start": 0, "end": 10, "first": 0, "last": 9}
+    rows = [row | {"bucket": bucket} for bucket in range(3)]
+    rows += [row | change for change in changes]
+    promise = Promise("g", "t", "exactly-once", windows=True)
+    result = check_windows(History.of({"windows": rows}), promise)
+    assert (result.verdict, result.count) == (verdict, count)
+    assert check_windows(History.of({}), promise).verdict == "unknown"
