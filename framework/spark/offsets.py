@@ -2,13 +2,14 @@
 
 Spark's maps name the *next* offset to read, so their end is exclusive: `{"topic": {"partition": offset}}`.
 Everything else here works with `Range`, which is inclusive. `ranges_between` is where the one becomes the
-other.
+other. The time for which a partition had no record follows its offset, where that counts (`idle.py`):
+`{"topic": {"partition": [offset, microseconds]}}`.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import structlog
 
@@ -34,18 +35,21 @@ DATA_LOSS_ADVICE: Final = (
 )
 
 
-def show_offsets(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+def show_offsets(
+    offsets: Mapping[TopicPartition, int], idle: Mapping[TopicPartition, int] | None = None
+) -> dict[str, dict[str, Any]]:
     """Return offsets as the checkpoint stores them, sorted: Spark compares their text."""
-    shown: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in sorted(offsets.items()):
-        shown.setdefault(topic, {})[str(partition)] = offset
+    shown: dict[str, dict[str, Any]] = {}
+    for at, offset in sorted(offsets.items()):
+        position = [offset, idle[at]] if idle and at in idle else offset
+        shown.setdefault(at.topic, {})[str(at.partition)] = position
     return shown
 
 
-def read_offsets(shown: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """Reverse `show_offsets`."""
+def read_offsets(shown: Mapping[str, Mapping[str, Any]]) -> Offsets:
+    """Return the offsets that `show_offsets` has shown."""
     return {
-        TopicPartition(topic, int(partition)): offset
+        TopicPartition(topic, int(partition)): offset[0] if isinstance(offset, list) else offset
         for topic, partitions in shown.items()
         for partition, offset in partitions.items()
     }

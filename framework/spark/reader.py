@@ -23,7 +23,9 @@ from pyspark.sql.streaming.datasource import (
 
 from ..archives.archive import shared_archive
 from ..errors import ConsumerError, OffsetOutOfRange
+from ..record import Range
 from .blocking_client import shared_client
+from .idle import IdleClock, read_idle
 from .offsets import (
     DATA_LOSS_ADVICE,
     OffsetPlanner,
@@ -44,12 +46,13 @@ if TYPE_CHECKING:
 
     from ..formats.batch_decoder import BatchDecoder
     from ..kafka.fetching import FetchedPartition
-    from ..record import Batch, Range
+    from ..record import Batch
     from .blocking_client import BlockingClient
+    from .idle import Idle
     from .source_settings import ClientConfig, SourceSettings
 
     RangeProcessor: TypeAlias = Callable[
-        [Range, Iterator[Batch], pa.Schema], Iterator[pa.RecordBatch]
+        ["RangePartition", Iterator[Batch], pa.Schema], Iterator[pa.RecordBatch]
     ]
 
 _log = structlog.get_logger(__name__)
@@ -162,11 +165,16 @@ def _give_up(wanted: Range, position: int, trouble: str, timeout: float, *, fail
 
 
 class RangePartition(InputPartition):
-    """The range that one task reads."""
+    """The range that one task reads; without offsets, the partition is only idle for longer.
 
-    def __init__(self, wanted: Range) -> None:
+    Attributes:
+        idle: microseconds without a record: before the micro-batch, and at its end.
+    """
+
+    def __init__(self, wanted: Range, idle: tuple[int, int] = (0, 0)) -> None:
         super().__init__(str(wanted))
         self.range = wanted
+        self.idle = idle
 
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -177,6 +185,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Args:
         process: turns the batches of a range into the rows for Spark.
         grid: divide ranges only at multiples of this offset.
+        idle: the shortest time without a record that counts, and the longest, in microseconds; None: none
+            does.
     """
 
     def __init__(
@@ -186,8 +196,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         *,
         process: RangeProcessor,
         grid: int | None = None,
+        idle: tuple[int, int] | None = None,
     ) -> None:
         self._settings = settings
+        self._idle = idle
+        self._clock: IdleClock | None = None
         self._schema = schema
         self._process = process
         self._grid = grid
@@ -236,7 +249,15 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             }
         if isinstance(limit, ReadMaxRows):
             end = limit_offsets(position, end, limit.max_rows)
-        return show_offsets(end)
+        return show_offsets(end, self._idle_at(position, read_idle(start), end))
+
+    def _idle_at(self, start: Offsets, before: Idle, end: Offsets) -> Idle:
+        """Return for how long partitions are idle at the end of a micro-batch."""
+        if self._idle is None or self._target is not None:  # a query that ends waits for nothing
+            return {p: idle for p, idle in before.items() if end.get(p) == start[p]}
+        if self._clock is None:
+            self._clock = IdleClock(*self._idle)
+        return self._clock.passed(start, before, end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the end offsets of the last `latestOffset`, without its limit."""
@@ -248,14 +269,21 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A partition that only `end` has is new: `latest` gave it its first offset, so it has no range yet.
         ranges = ranges_between(read_offsets(start), read_offsets(end))
         parts = divide_ranges(ranges, self._settings.min_partitions, grid=self._grid)
-        return [RangePartition(wanted) for wanted in parts]
+        before, after = read_idle(start), read_idle(end)
+        idle = [
+            RangePartition(Range(*p, first, first - 1), (before.get(p, 0), after[p]))
+            for p, first in sorted(read_offsets(end).items())
+            if after.get(p, 0) > before.get(p, 0)
+        ]
+        reads = [RangePartition(part, (before.get(part.topic_partition, 0), 0)) for part in parts]
+        return [*reads, *idle]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range; runs inside a task."""
         if not isinstance(partition, RangePartition):
             raise TypeError(f"not a partition of this source: {partition!r}")
         batches = read_records(self._settings, partition.range)
-        return self._process(partition.range, batches, self._schema)
+        return self._process(partition, batches, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit `end` to the group, for lag tools; Spark no longer needs earlier offsets.

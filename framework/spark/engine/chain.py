@@ -73,6 +73,13 @@ class Chain:
         self._write = Write()
         self._windows: OpenWindows | None = None
 
+    @property
+    def _after_window(self) -> int:
+        """The stage that rows of windows begin at."""
+        return 1 + next(
+            at for at, buffer in enumerate(self._buffers) if isinstance(buffer.reducer, Window)
+        )
+
     async def open(self, context: Context) -> None:
         """Connect all reducers. Raises StrategyError if the strategy does not fit a sink."""
         for stage, buffer in zip(self._stages, self._buffers, strict=True):
@@ -104,7 +111,7 @@ class Chain:
         self._write, self._windows = Write(repeated=replayed), windows
         try:
             for rows in chunk:
-                await self._feed(0, rows)
+                await self._feed(0 if rows.closes is None else self._after_window, rows)
             for stage in range(len(self._buffers)):
                 await self._flush(stage, reason)
         except BaseException:

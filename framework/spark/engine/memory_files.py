@@ -1,13 +1,15 @@
 """The files in which a query keeps what its strategy remembers, beside the checkpoint.
 
-A file has what was remembered of one partition before one offset, which is its name. A task begins with the
-file of its first offset, and ends with one for the offset after its last: a micro-batch that is repeated has
-the same offsets, so it begins with the same memory and writes the same file again.
+A file has what was remembered of one partition at one position, which is its name: before an offset, and
+after a time without records. A task begins with the file of its first position, and ends with one for the position
+after its last: a micro-batch that is repeated has the same ones, so it begins with the same memory and writes
+the same file again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs
@@ -24,9 +26,25 @@ DIRECTORY: Final = "kmr-memory"
 """The directory of the files in that of the checkpoint."""
 
 _SUFFIX: Final = ".arrow"
+_NAMES: Final = re.compile(rf"(\d+)(?:\+(\d+))?{re.escape(_SUFFIX)}")
 _BEGUN: Final = "begun"
 _NAME, _RULE = b"kmr.name", b"kmr.rule"
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+class Position(NamedTuple):
+    """Where the memory of a partition is.
+
+    Attributes:
+        offset: of the next record.
+        idle: microseconds without one.
+    """
+
+    offset: int
+    idle: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.offset:019d}" + (f"+{self.idle}" if self.idle else "")
 
 
 class MemoryFiles:
@@ -54,25 +72,26 @@ class MemoryFiles:
                 f"the memory of the strategy cannot be written to {storage}: {error}"
             ) from error
 
-    def read(self, partition: TopicPartition, offset: int) -> dict[str, pa.Table]:
-        """Return the tables that `write` wrote for an offset.
+    def read(self, partition: TopicPartition, position: Position) -> dict[str, pa.Table]:
+        """Return the tables that `write` wrote for a position.
 
         A partition without files begins here. An empty file notes that: its first task may be repeated.
 
         Raises:
-            SettingsError: the file of this offset is missing, is of another rule, or this host does not see
+            SettingsError: the file of this position is missing, is of another rule, or this host does not see
                 the directory of the driver.
         """
-        path = self._path(partition, offset)
-        known = self._offsets(partition)
+        path = self._path(partition, position)
+        known = self._positions(partition)
         if not known:
             self._require_directory()
-            self.write(partition, offset, {})
+            self.write(partition, position, {})
             return {}
-        if offset not in known:
+        if position not in known:
+            offsets = ", ".join(str(each.offset) for each in known)
             raise SettingsError(
-                f"{path} is missing, with what was remembered before offset {offset}; there are files for "
-                f"{', '.join(map(str, known))}. Restore it, or begin with a new checkpoint"
+                f"{path} is missing, with what was remembered before offset {position.offset}; there are "
+                f"files for {offsets}. Restore it, or begin with a new checkpoint"
             )
         tables: dict[str, pa.Table] = {}
         with self._storage.filesystem.open_input_file(path) as file:
@@ -98,8 +117,10 @@ class MemoryFiles:
                 "records that it needs were read already. Begin with a new checkpoint"
             )
 
-    def write(self, partition: TopicPartition, offset: int, tables: Mapping[str, pa.Table]) -> None:
-        """Write the memory that the task of an offset begins with."""
+    def write(
+        self, partition: TopicPartition, position: Position, tables: Mapping[str, pa.Table]
+    ) -> None:
+        """Write the memory that the task of a position begins with."""
 
         def write(stream: pa.NativeFile) -> None:
             for name, table in tables.items():
@@ -108,23 +129,23 @@ class MemoryFiles:
                 with pa.ipc.new_stream(stream, named.schema, options=_OPTIONS) as writer:
                     writer.write_table(named)
 
-        directory, _, name = self._path(partition, offset).rpartition("/")
+        directory, _, name = self._path(partition, position).rpartition("/")
         self._storage.put(directory, name, write)
 
-    def remove_before(self, partition: TopicPartition, offset: int) -> None:
-        """Remove the files of lower offsets: a micro-batch that begins at this one needs them no more."""
-        for each in self._offsets(partition):
-            if each < offset:
+    def remove_before(self, partition: TopicPartition, position: Position) -> None:
+        """Remove the files of lower positions: a micro-batch that begins at this one needs them no more."""
+        for each in self._positions(partition):
+            if each < position:
                 self._storage.remove(self._path(partition, each))
 
-    def _offsets(self, partition: TopicPartition) -> list[int]:
-        directory = self._path(partition, 0).rpartition("/")[0]
+    def _positions(self, partition: TopicPartition) -> list[Position]:
+        directory = self._path(partition, Position(0)).rpartition("/")[0]
         found = self._storage.filesystem.get_file_info(
             fs.FileSelector(directory, allow_not_found=True)
         )
-        names = (info.base_name.removesuffix(_SUFFIX) for info in found)
-        return sorted(int(name) for name in names if name.isdigit())
+        names = (_NAMES.fullmatch(info.base_name) for info in found)
+        return sorted(Position(int(name[1]), int(name[2] or 0)) for name in names if name)
 
-    def _path(self, partition: TopicPartition, offset: int) -> str:
-        name = f"{offset:019d}{_SUFFIX}"
+    def _path(self, partition: TopicPartition, position: Position) -> str:
+        name = f"{position}{_SUFFIX}"
         return f"{self._storage.root}/{partition.topic}/{partition.partition}/{name}"

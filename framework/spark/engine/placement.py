@@ -130,9 +130,9 @@ def _of_window(window: Window) -> Iterator[PlacementNote]:
     if window.idle is not None:
         yield PlacementNote(
             "strategy",
-            "error",
-            "Window(idle=...) closes windows by the wall clock, and Spark runs no task for a partition "
-            "without records; leave idle out: windows stay open until the next record. Or run a worker",
+            "difference",
+            "Window(idle=...): the wall clock closes windows between micro-batches, in steps of at least a "
+            "twentieth of the time that a window holds; with the trigger available-now it closes none",
         )
 
 

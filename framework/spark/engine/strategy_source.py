@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from ...kafka.connection import ConnectionConfig
-    from ...record import Batch, Range
+    from ...record import Batch
     from ...reducers.reducer import Context
     from ...strategy import Strategy
-    from ..reader import KafkaStreamReader
+    from ..reader import KafkaStreamReader, RangePartition
     from ..source_settings import SourceSettings
 
 REPORT_SCHEMA = (
@@ -44,6 +44,7 @@ class TaskPlan:
             earlier query may have written the rows of it.
         checkpoint: its URI, of a strategy that remembers records there; else None.
         memory_bytes: how much a task may remember; None: see `TaskMemory`.
+        idle: see `KafkaStreamReader`.
         connection: of the brokers that have the topics of look-up tables.
     """
 
@@ -51,6 +52,7 @@ class TaskPlan:
     logged: int = -1
     checkpoint: str | None = None
     memory_bytes: int | None = None
+    idle: tuple[int, int] | None = None
     connection: ConnectionConfig | None = None
 
     @classmethod
@@ -72,7 +74,9 @@ class TaskPlan:
         from ..shipping import pickled
 
         payload = pickled((strategy, context))
-        return cls(payload, logged, checkpoint, memory_bytes, connection)
+        window = strategy.window
+        idle = None if window is None or window.idle is None else (window.idle, window.holds)
+        return cls(payload, logged, checkpoint, memory_bytes, idle, connection)
 
 
 def strategy_source(name: str, plan: TaskPlan, settings: SourceSettings) -> type[DataSource]:
@@ -97,14 +101,14 @@ def strategy_source(name: str, plan: TaskPlan, settings: SourceSettings) -> type
             # Spark expects exactly these types of batches, including nullability.
             expected = to_arrow_schema(schema, timezone="UTC")
             process = partial(_run_task, plan)
-            return KafkaStreamReader(settings, expected, process=process, grid=GRID)
+            return KafkaStreamReader(settings, expected, process=process, grid=GRID, idle=plan.idle)
 
     return StrategySource
 
 
 def _run_task(
-    plan: TaskPlan, wanted: Range, batches: Iterator[Batch], schema: pa.Schema
+    plan: TaskPlan, part: RangePartition, batches: Iterator[Batch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     from .task import run_task
 
-    return run_task(plan, wanted, batches, schema)
+    return run_task(plan, part.range, batches, schema, part.idle)

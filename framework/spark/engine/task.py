@@ -166,13 +166,21 @@ def _is_replayed(plan: TaskPlan) -> bool:
 
 
 def run_task(
-    plan: TaskPlan, wanted: Range, batches: Iterator[Batch], schema: pa.Schema
+    plan: TaskPlan,
+    wanted: Range,
+    batches: Iterator[Batch],
+    schema: pa.Schema,
+    idle: tuple[int, int] = (0, 0),
 ) -> Iterator[pa.RecordBatch]:
     """Map and reduce the batches of one range; yield the rows for the driver.
 
     These are failed records, rows for the driver's reducers, and last a report. One chunk is written while
     the next one is read and mapped. The report carries a KmrError, which only the user can fix; any other
     exception goes to Spark, which runs the task again.
+
+    Args:
+        wanted: without offsets, the task only closes windows of a partition that is idle.
+        idle: microseconds without a record, before the task and after it.
     """
     report = TaskReport(wanted.topic, wanted.partition, wanted.first, wanted.first - 1)
     replayed = _is_replayed(plan)
@@ -182,7 +190,7 @@ def run_task(
         memory = None
         if plan.checkpoint is not None:
             files = memory_files(opened.strategy, plan.checkpoint)
-            memory = TaskMemory(opened.strategy, files, wanted, plan.memory_bytes)
+            memory = TaskMemory(opened.strategy, files, wanted, idle, plan.memory_bytes)
         work = _TaskWork(report, schema, memory)
         chain, gathers = opened.chain, opened.gathers
         writing: Future[ChainResult] | None = None
@@ -201,6 +209,12 @@ def run_task(
                     yield from failure_rows(failures, schema)
             if writing is not None:
                 yield from work.take_result(writing.result(), gathers=gathers)
+                writing = None
+            if memory is not None and memory.windows is not None and idle[1]:
+                rows = memory.windows.close_idle(idle[1])
+                if rows is not None:
+                    writing = _start(chain.deliver([rows], "trigger", replayed=replayed))
+                    yield from work.take_result(writing.result(), gathers=gathers)
             work.end()
         except BaseException:
             if writing is not None:

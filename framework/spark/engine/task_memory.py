@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from ...config.schema import BYTES, show_quantity
 from ...errors import StateTooLarge
 from ...memory.distinct_memory import PartitionMemory
 from ...memory.window import MICROS
 from ...memory.window_letters import letters_of, split_late
-from ...record import Rows
+from ...record import Range, Rows
 from ...service.process import memory_limit, processor_limit
-from .memory_files import MemoryFiles
+from .memory_files import MemoryFiles, Position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pyarrow as pa
-
     from ...mapping.results import Failure, MapResult
     from ...memory.window import Window
-    from ...record import Batch, Range
+    from ...record import Batch
     from ...strategy import Strategy
 
 _DISTINCT, _WINDOW = "distinct", "window"
+_LEVEL = "level"
 
 
 def remembers(strategy: Strategy) -> bool:
@@ -49,12 +50,15 @@ class OpenWindows:
     """The open windows of a partition: rows go in, those of windows that close come out.
 
     Attributes:
+        level: the state's level after the last record.
         late: the number of late rows, by what happened to them.
     """
 
     def __init__(self, window: Window, wanted: Range) -> None:
         self._window = window
         self.state = window.state(wanted.topic_partition)
+        self.level = self.state.level
+        self._before = wanted._replace(first=wanted.first - 1, last=wanted.first - 1)
         self.late: Counter[str] = Counter()
 
     def take(self, rows: Rows, stage: str) -> tuple[Rows | None, list[Rows]]:
@@ -68,6 +72,7 @@ class OpenWindows:
         """
         state, window = self.state, self._window
         taken = state.take(rows)
+        self.level = state.level
         dropped, letters = split_late(window, rows, taken.late)
         self.late.update({"dropped": int(dropped.sum()), "dead-letter": int(letters.sum())})
         failed = letters_of(rows, taken.invalid, window.invalid_reason, stage)
@@ -77,12 +82,41 @@ class OpenWindows:
             return None, failed
         return Rows(state.close(level), rows.ranges, closes=(closed_from, level)), failed
 
+    def close_idle(self, idle: int) -> Rows | None:
+        """Return the rows of the windows that the wall clock closes so long after the last record.
+
+        They have the offset of that record: no later one may be in them.
+
+        Args:
+            idle: microseconds.
+        """
+        state = self.state
+        end = state.last_end_up_to(self.level + idle)
+        if not end or not state.can_close(end):
+            return None
+        closed_from = state.closed_to
+        return Rows(state.close(end), (self._before,), closes=(closed_from, end))
+
+    def saved(self) -> dict[str, pa.Table]:
+        """Return the windows as tables, for `restore`."""
+        return {
+            **self.state.saved(),
+            _LEVEL: pa.table({_LEVEL: pa.array([self.level], pa.int64())}),
+        }
+
+    def restore(self, tables: Mapping[str, pa.Table]) -> None:
+        """Go on with what `saved` returned."""
+        self.state.restore(tables)
+        found = tables.get(_LEVEL)
+        self.level = self.state.level if found is None else found.column(_LEVEL)[0].as_py()
+
 
 class TaskMemory:
     """What a strategy remembers of the partition of one task: read at its begin, written at its end.
 
     Args:
         wanted: the offsets of the task, which are all of the partition in the micro-batch.
+        idle: microseconds without a record, before the first of these offsets and after the last one.
         limit: the most bytes that it may take; None: a processor's share of half of the host's memory.
 
     Attributes:
@@ -94,16 +128,25 @@ class TaskMemory:
     """
 
     def __init__(
-        self, strategy: Strategy, files: MemoryFiles, wanted: Range, limit: int | None = None
+        self,
+        strategy: Strategy,
+        files: MemoryFiles,
+        wanted: Range,
+        idle: tuple[int, int] = (0, 0),
+        limit: int | None = None,
     ) -> None:
         self._files, self._wanted = files, wanted
+        self._first, self._next = (
+            Position(wanted.first, idle[0]),
+            Position(wanted.last + 1, idle[1]),
+        )
         self._limit = limit or memory_limit() // processor_limit() // 2
         self._distinct: PartitionMemory | None = None
         if strategy.distincts:
             self._distinct = PartitionMemory(strategy.distincts, wanted.topic_partition, None)
         self.windows = None if strategy.window is None else OpenWindows(strategy.window, wanted)
         self.counts: Counter[str] = Counter()
-        tables = files.read(wanted.topic_partition, wanted.first)
+        tables = files.read(wanted.topic_partition, self._first)
         if tables:
             self._restore(tables)
 
@@ -111,7 +154,7 @@ class TaskMemory:
         if self._distinct is not None:
             self._distinct.restore(_without(_DISTINCT, tables))
         if self.windows is not None:
-            self.windows.state.restore(_without(_WINDOW, tables))
+            self.windows.restore(_without(_WINDOW, tables))
 
     def distinguish(self, batch: Batch, mapped: MapResult) -> tuple[MapResult, tuple[Failure, ...]]:
         """Return the rows without duplicates, and the records for `reduce_err`.
@@ -143,8 +186,8 @@ class TaskMemory:
         if nbytes > self._limit:
             raise StateTooLarge(
                 f"{self._wanted.topic_partition}: what the strategy remembers takes "
-                f"{show_quantity(nbytes, BYTES)}, more than the {show_quantity(self._limit, BYTES)} of a task; "
-                f"{'; '.join(found)}. Nothing is lost: the micro-batch is not in the checkpoint. Raise "
+                f"{show_quantity(nbytes, BYTES)}, more than the {show_quantity(self._limit, BYTES)} of a "
+                f"task; {'; '.join(found)}. Nothing is lost: the micro-batch is not in the checkpoint. Raise "
                 "inflight_bytes, take more partitions or executors with more memory, or a shorter window, "
                 "less lateness or a shorter within="
             )
@@ -155,10 +198,10 @@ class TaskMemory:
         if self._distinct is not None:
             tables |= {f"{_DISTINCT} {name}": t for name, t in self._distinct.saved().items()}
         if self.windows is not None:
-            tables |= {f"{_WINDOW} {name}": t for name, t in self.windows.state.saved().items()}
+            tables |= {f"{_WINDOW} {name}": t for name, t in self.windows.saved().items()}
         partition = self._wanted.topic_partition
-        self._files.write(partition, self._wanted.last + 1, tables)
-        self._files.remove_before(partition, self._wanted.first)
+        self._files.write(partition, self._next, tables)
+        self._files.remove_before(partition, self._first)
 
 
 def _without(prefix: str, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:

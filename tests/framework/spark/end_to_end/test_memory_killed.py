@@ -39,9 +39,11 @@ class Hit(msgspec.Struct):
     number: int
 
 
-def window() -> Window:
+def window(length: str = "20s", idle: str | None = None) -> Window:
     columns = {"hits": ("*", "count"), "mean": ("number", "mean"), "last": ("number", "last")}
-    return Window("20s", time="ts", by=["path"], columns=columns, lateness="3s", late="drop")
+    return Window(
+        *(length,), time="ts", by=["path"], columns=columns, lateness="3s", late="drop", idle=idle
+    )
 
 
 def strategy(*reduce: Any) -> Strategy:
@@ -77,6 +79,7 @@ from kmr.sinks import ClickHouseWriter, ParquetWriter, StreamWriter
 table = ClickHouseWriter("{self.table}", url="{url}", create=True, order_by=["window_start"])
 into_clickhouse = strategy(window(), table)
 into_files = strategy(window(), ParquetWriter("out"))
+quiet = strategy(window("2s", "1s"), ParquetWriter("out"))
 distinct = strategy(Distinct("number", within="30s", time="ts"), ParquetWriter("out"))
 """
         )
@@ -101,13 +104,15 @@ def closed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def as_worker(name: str) -> list[dict[str, Any]]:
     """Return what the chain of a worker makes of the records; all windows close at its end."""
     rule = Distinct("number", within="30s", time="ts") if name == "distinct" else window()
+    if name == "quiet":
+        rule = window("2s")
     found = []
     for partition in range(2):
         run = run_strategy(strategy(rule, StreamWriter("stdout")), records(partition))
         found += [
             {**row, "partition": partition} if name != "distinct" else row for row in run.rows
         ]
-    return found if name == "distinct" else closed(found)
+    return closed(found) if name.startswith("into") else found
 
 
 def comparable(rows: list[dict[str, Any]]) -> Counter[str]:
@@ -143,3 +148,22 @@ def test_a_job_that_is_killed_between_micro_batches_makes_the_rows_of_a_worker_o
     assert comparable(found) == comparable(expected)
     files = Counter(path.parent.name for path in (tmp_path / "checkpoint").rglob("*.arrow"))
     assert set(files.values()) == {2}, files
+
+
+def test_the_last_windows_of_a_quiet_topic_close_once_though_the_job_is_killed_meanwhile(
+    tmp_path: Path, kafka: Kafka, topic: str, clickhouse_url: str, quick_jvms: None
+) -> None:
+    topic = topic.replace("[", "-").replace("]", "")
+    engine = MemoryEngine(tmp_path, kafka, topic, clickhouse_url)
+    kafka.create(topic, 2)
+    for partition in range(2):
+        kafka.produce(topic, records(partition), partition=partition)
+    expected = as_worker("quiet")
+
+    def found(rows: int) -> bool:
+        return (tmp_path / "out").exists() and len(engine.rows("quiet", tmp_path)) >= rows
+
+    for rows in (len(closed(expected)) + 1, len(expected)):
+        with engine.start("quiet", "--trigger", "200ms") as process:
+            engine.wait_for(process, lambda rows=rows: found(rows))
+    assert comparable(engine.rows("quiet", tmp_path)) == comparable(expected)

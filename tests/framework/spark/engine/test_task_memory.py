@@ -90,14 +90,21 @@ def begin(strategy: Strategy, checkpoint: Path) -> TaskPlan:
     return TaskPlan.of(strategy, CONTEXT, checkpoint=f"file:{checkpoint}")
 
 
-def micro_batch(plan: TaskPlan, first: int, log: Sequence[Any]) -> pa.Table:
-    """Run the task of the part of a log from an offset on; batches have three records."""
+def micro_batch(
+    plan: TaskPlan, first: int, log: Sequence[Any], idle: tuple[int, int] = (0, 0)
+) -> pa.Table:
+    """Run the task of the part of a log from an offset on; batches have three records.
+
+    `idle`: seconds without a record, before and after it.
+    """
     batches = [
         batch_of("t", 0, first + at, [encode(value) for value in log[at : at + 3]])
         for at in range(0, len(log), 3)
     ]
     wanted = Range("t", 0, first, first + len(log) - 1)
-    return pa.Table.from_batches(run_task(plan, wanted, iter(batches), SCHEMA), SCHEMA)
+    before, after = (1_000_000 * seconds for seconds in idle)
+    done = run_task(plan, wanted, iter(batches), SCHEMA, (before, after))
+    return pa.Table.from_batches(done, SCHEMA)
 
 
 def error_of(done: pa.Table) -> str:
@@ -249,6 +256,48 @@ def test_a_memory_that_is_too_large_ends_the_query_and_writes_nothing(
     assert not begun.read_bytes()
 
 
+def closed_rows() -> list[tuple[int, int]]:
+    rows = sorted(Rows.all(), key=lambda row: row["window_start"])
+    return [(round((row["window_start"] - BEGIN).total_seconds()), row["n"]) for row in rows]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_windows_of_an_idle_partition_close_by_the_wall_clock_also_when_that_is_repeated(
+    tmp_path: Path, times: int
+) -> None:
+    Rows.tokens.clear()
+    plan = begin(windows(idle=5), tmp_path)
+    steps: list[tuple[int, list[Any], tuple[int, int], list[tuple[int, int]]]] = [
+        (0, [(1, "a"), (12, "a"), (13, "a")], (0, 0), []),  # the level is 9
+        (3, [], (0, 5), [(0, 1)]),  # and 14: the first window ends at 10
+        (3, [], (5, 10), [(0, 1)]),
+        (3, [], (10, 15), [(0, 1), (10, 2)]),  # 24: the next one at 20
+        (3, [], (15, 20), [(0, 1), (10, 2)]),
+        (3, [(14, "a"), (21, "a")], (20, 0), [(0, 1), (10, 2)]),  # the first of them is late
+        (5, [], (0, 15), [(0, 1), (10, 2), (20, 1)]),
+    ]
+    late = 0
+    for first, log, idle, rows in steps:
+        for _ in range(times):
+            done = micro_batch(plan, first, log, idle)
+            assert not error_of(done)
+            assert closed_rows() == rows
+        (report,) = read_reports(done)
+        late += report.late.get("dropped", 0)
+    assert late == 1
+    assert len(list(tmp_path.rglob("*.arrow"))) == 2
+
+
+def test_sessions_of_an_idle_partition_close_together(tmp_path: Path) -> None:
+    Rows.tokens.clear()
+    plan = begin(windows("sessions", idle=5), tmp_path)
+    assert not error_of(micro_batch(plan, 0, [(1, "a"), (3, "b")]))
+    assert not error_of(micro_batch(plan, 2, [], (0, 5)))
+    assert not closed_rows()
+    assert not error_of(micro_batch(plan, 2, [], (5, 10)))
+    assert closed_rows() == [(1, 1), (3, 1)]
+
+
 def test_a_task_that_fails_writes_no_memory(tmp_path: Path) -> None:
     class Full(Rows):
         def write(self, rows: RangeRows) -> None:
@@ -261,9 +310,8 @@ def test_a_task_that_fails_writes_no_memory(tmp_path: Path) -> None:
     assert not begun.read_bytes()
 
 
-def test_idle_is_refused_on_spark() -> None:
-    (error,) = [f.text for f in examine_strategy(windows(idle="30s")) if f.level == "error"]
-    assert "Spark runs no task for a partition without records" in error
+def test_windows_and_distinct_run_on_spark() -> None:
+    assert not [f for f in examine_strategy(windows(idle="30s")) if f.level == "error"]
     assert not [f for f in examine_strategy(windows()) if f.level == "error"]
     assert not [f for f in examine_strategy(distinct()) if f.level == "error"]
 
