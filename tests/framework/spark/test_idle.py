@@ -20,6 +20,12 @@ from kmr.spark.source_settings import ClientConfig, SourceSettings
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
+def reader_of(topic: str) -> KafkaStreamReader:
+    client = ClientConfig(bootstrap_servers="k:9092")
+    settings = SourceSettings(subscription=Subscription((topic,)), client=client, group="g")
+    return KafkaStreamReader(settings, pa.schema([]), process=lambda *_: iter(()), idle=(10, 20))
+
+
 @dataclass
 class Clock:
     seconds: float = 100.0
@@ -82,10 +88,7 @@ def test_a_step_is_at_least_a_twentieth_of_what_a_window_holds() -> None:
 
 
 def test_an_idle_partition_has_a_task_without_offsets_and_a_record_ends_its_time() -> None:
-    settings = SourceSettings(
-        Subscription(("t",)), ClientConfig(bootstrap_servers="k:9092"), group="g"
-    )
-    reader = KafkaStreamReader(settings, pa.schema([]), process=lambda *_: iter(()), idle=(10, 20))
+    reader = reader_of("t")
     tasks: list[Any] = reader.partitions(
         {"t": {"0": [5, 10], "1": [7, 10]}}, {"t": {"0": 9, "1": [7, 20]}}
     )
@@ -98,9 +101,6 @@ def test_an_idle_partition_has_a_task_without_offsets_and_a_record_ends_its_time
 
 
 def test_a_query_that_ends_keeps_the_times_that_it_found() -> None:
-    settings = SourceSettings(
-        Subscription(("t",)), ClientConfig(bootstrap_servers="k:9092"), group="g"
-    )
-    reader = KafkaStreamReader(settings, pa.schema([]), process=lambda *_: iter(()), idle=(10, 20))
+    reader = reader_of("t")
     reader._target = {P0: 5, P1: 9}
     assert reader._idle_at({P0: 5, P1: 7}, {P0: 10, P1: 10}, {P0: 5, P1: 9}) == {P0: 10}
