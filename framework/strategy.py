@@ -271,7 +271,8 @@ class Strategy(metaclass=Checked):
         """Return the strategy with given rows in the place of topics and queries, for tests and simulations.
 
         Args:
-            rows: the rows of each table: dicts, or objects of the class of its values.
+            rows: the rows of each table: dicts, or objects of the class of its values, which are there before
+                all records; or `Record`s, as the topic has them.
 
         Raises:
             StrategyError: there is no such table.
@@ -356,6 +357,11 @@ class Strategy(metaclass=Checked):
         if isinstance(self.reduce, Mapping | PerName):
             spec = replace(spec, branching=declared(self.reduce, self.map)[1])
         check_resources(self.map, given=self.resources is not None)
+        sources = [
+            each.lookup if isinstance(each, GivenRows) else each
+            for each in (self.tables or {}).values()
+        ]
+        is_timed = any(getattr(each, "as_of", None) is not None for each in sources)
         inputs = Inputs(self.value, self.key, self.tombstones, changes=self.changes)
         if spec.per == "record":
             if self.key is not None:
@@ -365,10 +371,15 @@ class Strategy(metaclass=Checked):
             parameters = parameters_of(
                 self.map, decoded=self.value is not None, tables=self.tables or ()
             )
-            return replace(spec, inputs=replace(inputs, parameters=parameters))
+            inputs = replace(inputs, parameters=parameters, is_timed=is_timed)
+            return replace(spec, inputs=inputs)
         if spec.per == "batch":
             check_call(self.map, "the batch", tables=self.tables or ())
-            _ = inputs.schema
+            if "timestamp" in inputs.schema.names and is_timed:
+                raise StrategyError(
+                    'as_of="record": the value has a field timestamp, which hides that of the record; give '
+                    'the field another name (msgspec.field(name="...") keeps that of the encoded value)'
+                )
         return replace(spec, inputs=inputs, schema=inputs.schema if spec.per == "value" else None)
 
     def _check_changes(self) -> None:

@@ -469,11 +469,13 @@ async def _run_strategy(
     async def run() -> None:
         with suppress(KmrError):  # it is raised below
             await worker.run()
+        consumer.started.set()  # also if the worker has failed before
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
         await consumer.started.wait()
-        await consumer.rebalance(batches)
+        if worker.failure is None:
+            await consumer.rebalance(batches)
         while worker.failure is None:
             status = worker.status()
             maps = [stage for stage in status.stages if stage.name.startswith("map ")]

@@ -7,7 +7,7 @@ key is. When the overlay has grown, both become a new base. So a table that a ma
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +16,14 @@ from ..columns.kinds import is_bytes, is_text, whole
 from ..columns.texts import python_values
 from ..errors import StrategyError
 from ..record import RECORD_OFFSET
+from .column_versions import ColumnVersions
 from .store import Rejected, Store
 from .table import UNSET, LookupTable, NoRow, chosen
+from .versions import TooOld, microseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from numpy.typing import NDArray
 
@@ -35,6 +38,58 @@ _LIVE_PART: Final = 16
 """An overlay is copied with each change of a table that maps have; of one that is loaded, with none."""
 _KEY_BYTES: Final = 120
 """A key and its place in the index."""
+_TIMESTAMP: Final = "timestamp"
+"""The column of a record's time in the batch of a map."""
+
+
+class RowIndex(Protocol):
+    """Finds rows of a base and an overlay by their keys, at one moment."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def since(self) -> int | None:
+        """The earliest time of a lookup, in microseconds since 1970; None: lookups have no time."""
+
+    def places(self, keys: Sequence[Any], times: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """Return the row of each key, those of the overlay after those of the base; below 0: none."""
+
+    def rows(self, base: pa.RecordBatch, overlay: pa.RecordBatch) -> pa.Table:
+        """Return the newest row of each key."""
+
+
+class NewestIndex:
+    """Finds the newest rows."""
+
+    since = None
+
+    def __init__(
+        self, index: dict[Any, int], changed: dict[Any, int], count: int, base_rows: int
+    ) -> None:
+        self._index, self._changed = index, changed
+        self._count, self._base_rows = count, base_rows
+
+    def __len__(self) -> int:
+        return self._count
+
+    def places(self, keys: Sequence[Any], _times: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """See `RowIndex`."""
+        count = len(keys)
+        rows = np.fromiter(map(self._index.get, keys, repeat(_DELETED)), np.int64, count)
+        if not self._changed:
+            return rows
+        newer = np.fromiter(map(self._changed.get, keys, repeat(_UNKNOWN)), np.int64, count)
+        known = newer != _UNKNOWN
+        rows[known] = np.where(newer[known] == _DELETED, _DELETED, newer[known] + self._base_rows)
+        return rows
+
+    def rows(self, base: pa.RecordBatch, overlay: pa.RecordBatch) -> pa.Table:
+        """See `RowIndex`."""
+        gone = np.zeros(len(base), np.bool_)
+        gone[[self._index[key] for key in self._changed if key in self._index]] = True
+        kept = base.filter(pa.array(~gone)) if gone.any() else base
+        new = sorted(row for row in self._changed.values() if row != _DELETED)
+        return pa.Table.from_batches([kept, overlay.take(pa.array(new, pa.int64()))])
 
 
 class ColumnsTable(LookupTable):
@@ -45,34 +100,41 @@ class ColumnsTable(LookupTable):
         name: str,
         source: TableSource,
         base: pa.RecordBatch,
-        index: dict[Any, int],
         overlay: pa.RecordBatch,
-        changed: dict[Any, int],
-        count: int,
+        index: RowIndex,
     ) -> None:
         super().__init__(name, source)
         self._keys = source.keys
-        self._base, self._index = base, index
-        self._overlay, self._changed = overlay, changed
-        self._count = count
+        self._base, self._overlay = base, overlay
+        self._index = index
+        self._count = len(index)
 
     @classmethod
     def of(cls, name: str, source: TableSource, rows: pa.RecordBatch) -> ColumnsTable:
         """Make a table of rows that do not change; of rows with one key, the last one."""
         index = {key: row for row, key in enumerate(keys_of(rows, source.keys))}
-        return cls(name, source, rows, index, rows.slice(0, 0), {}, len(index))
+        newest = NewestIndex(index, {}, len(index), len(rows))
+        return cls(name, source, rows, rows.slice(0, 0), newest)
 
     def __len__(self) -> int:
         return self._count
 
-    def get(self, key: Any, default: Any = UNSET) -> Any:
-        (row,) = self._places([key])
+    def get(self, key: Any, default: Any = UNSET, *, at: datetime | None = None) -> Any:
+        times: Any = None
+        if (since := self._index.since) is not None:
+            moment = microseconds(self.name, at)
+            if moment < since:
+                raise TooOld.of(self.name, moment, since)
+            times = np.array([moment])
+        elif at is not None:
+            raise self._no_versions()
+        (row,) = self._index.places([key], times)
         if row < 0:
             return self._missing(key, default)
-        part, at = (
+        part, place = (
             (self._base, row) if row < len(self._base) else (self._overlay, row - len(self._base))
         )
-        one = part.slice(int(at), 1)
+        one = part.slice(int(place), 1)
         return {
             name: python_values(column)[0]
             for name, column in zip(one.schema.names, one.columns, strict=True)
@@ -85,6 +147,7 @@ class ColumnsTable(LookupTable):
         on: str | Sequence[str],
         columns: Sequence[str] | Mapping[str, str] | None = None,
         found: str | None = None,
+        at: str | None = None,
     ) -> Any:
         of_key = (on,) if isinstance(on, str) else tuple(on)
         if len(of_key) != len(self._keys):
@@ -100,26 +163,52 @@ class ColumnsTable(LookupTable):
         taken = batch.schema.names if found is None else [*batch.schema.names, found]
         names = chosen(self.name, self._base.schema.names, self._keys, columns, taken)
         keys = self._keys_of(batch, of_key)
-        places = self._places(keys)
+        places = self._places(batch, keys, at)
         if found is not None:
             batch = batch.append_column(found, pa.array(places >= 0))
         elif self._source.missing == "dead-letter" and (places < 0).any():
-            raise self._no_rows(batch, keys, np.flatnonzero(places < 0))
+            raise _failing(
+                batch, np.flatnonzero(places < 0), lambda row: self._no_row(keys[int(row)])
+            )
         for column, new in names.items():
             field = self._base.schema.field(column).with_name(new).with_nullable(nullable=True)
             batch = batch.append_column(field, self._take(column, places))
         return batch
 
-    def _no_rows(self, batch: Any, keys: list[Any], missing: NDArray[np.int64]) -> NoRow:
-        """Return the error of the records that have none, by their offsets where the batch has them."""
-        error = self._no_row(keys[missing[0]])
-        if RECORD_OFFSET in batch.schema.names:
-            offsets = batch.column(RECORD_OFFSET).take(pa.array(missing)).to_pylist()
-            error.records = {
-                offset: self._no_row(keys[row])
-                for offset, row in zip(offsets, missing, strict=True)
-            }
-        return error
+    def _places(self, batch: Any, keys: list[Any], at: str | None) -> NDArray[np.int64]:
+        """Return the row of each row of a batch, at its time if the table has versions; below 0: none."""
+        since = self._index.since
+        if since is None:
+            if at is not None:
+                raise self._no_versions()
+            return self._index.places(keys, None)
+        column = self._times_of(batch, at)
+        times, is_known = column.fill_null(since), column.is_valid()
+        times = times.to_numpy(zero_copy_only=False)
+        if (times < since).any():
+            raise _failing(
+                batch,
+                np.flatnonzero(times < since),
+                lambda row: TooOld.of(self.name, int(times[row]), since),
+            )
+        places = self._index.places(keys, times)
+        places[~is_known.to_numpy(zero_copy_only=False)] = _DELETED
+        return places
+
+    def _times_of(self, batch: Any, at: str | None) -> Any:
+        """Return the times of the lookups in microseconds since 1970."""
+        name = at or _TIMESTAMP
+        if name not in batch.schema.names:
+            why = "which at= names" if at else "the record's time: keep it, or name another by at="
+            raise StrategyError(f"{self.name}.join: the batch has no column {name}, {why}")
+        column = batch.column(name)
+        if isinstance(column, pa.ChunkedArray):
+            column = whole(column)
+        if not pa.types.is_timestamp(column.type):
+            raise StrategyError(
+                f"{self.name}.join: column {name} is {column.type}, and the time of a lookup is a timestamp"
+            )
+        return column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
 
     def _keys_of(self, batch: Any, on: Sequence[str]) -> list[Any]:
         """Return the keys of a batch as the index has them."""
@@ -135,17 +224,6 @@ class ColumnsTable(LookupTable):
             values.append(python_values(column))
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
-    def _places(self, keys: list[Any]) -> NDArray[np.int64]:
-        """Return the row of each key, those of the overlay after those of the base; below 0: none."""
-        count = len(keys)
-        rows = np.fromiter(map(self._index.get, keys, repeat(_DELETED)), np.int64, count)
-        if not self._changed:
-            return rows
-        newer = np.fromiter(map(self._changed.get, keys, repeat(_UNKNOWN)), np.int64, count)
-        known = newer != _UNKNOWN
-        rows[known] = np.where(newer[known] == _DELETED, _DELETED, newer[known] + len(self._base))
-        return rows
-
     def _take(self, column: str, places: NDArray[np.int64]) -> Any:
         split = len(self._base)
         is_new = places >= split
@@ -159,49 +237,111 @@ class ColumnsTable(LookupTable):
         return pa.concat_arrays([found, new]).take(pa.array(order))
 
     def to_arrow(self) -> pa.Table:
-        gone = np.zeros(len(self._base), np.bool_)
-        gone[[self._index[key] for key in self._changed if key in self._index]] = True
-        kept = self._base.filter(pa.array(~gone)) if gone.any() else self._base
-        new = sorted(row for row in self._changed.values() if row != _DELETED)
-        return pa.Table.from_batches([kept, self._overlay.take(pa.array(new, pa.int64()))])
+        return self._index.rows(self._base, self._overlay)
 
 
-class ColumnsStore(Store):
-    """Keeps the newest row of each key."""
+def _failing(batch: Any, rows: NDArray[np.int64], error_of: Callable[[Any], NoRow]) -> NoRow:
+    """Return the error of some rows of a batch, by their offsets where the batch has them."""
+    error = error_of(rows[0])
+    if RECORD_OFFSET in batch.schema.names:
+        offsets = batch.column(RECORD_OFFSET).take(pa.array(rows)).to_pylist()
+        error.records = {
+            offset: error_of(row) for offset, row in zip(offsets, rows.tolist(), strict=True)
+        }
+    return error
 
-    def __init__(self, name: str, lookup: Lookup) -> None:
-        super().__init__(name, lookup)
-        self._schema = pa.schema([field.with_nullable(nullable=True) for field in lookup.columns])
-        self._base = self._empty = pa.RecordBatch.from_pylist([], schema=self._schema)
+
+class NewestRows:
+    """Where the newest row of each key is."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
         self._index: dict[Any, int] = {}
-        self._new: list[pa.RecordBatch] = []
         self._changed: dict[Any, int] = {}
-        self._first = 0  # number of the first row of the batch that is applied, in the overlay
         self._count = 0
-        self._is_live = False
+        self.is_live = False
 
-    def apply(self, records: pa.RecordBatch) -> None:
-        super().apply(records)
-        part = _LIVE_PART if self._is_live else 2
-        if len(self._changed) > max(_MOST_NEW, len(self._base) // part):
-            self._merge()
+    def stamps(self, _records: pa.RecordBatch) -> Iterable[None]:
+        """Return what `put` needs to know of each record."""
+        return repeat(None)
 
-    def table(self) -> LookupTable:
-        self._is_live = True
-        overlay = self._joined()
-        self._new = [overlay] if len(overlay) else []
-        changed = dict(self._changed)
-        return ColumnsTable(
-            self.name, self.lookup, self._base, self._index, overlay, changed, self._count
-        )
+    def __contains__(self, key: Any) -> bool:
+        row = self._changed.get(key)
+        return key in self._index if row is None else row != _DELETED
+
+    def put(self, key: Any, row: int, _stamp: None) -> None:
+        """Replace the row of a key by one of the overlay."""
+        self._count += key not in self
+        self._changed[key] = row
+
+    def drop(self, key: Any, _stamp: None) -> None:
+        """Remove the row of a key, if there is one."""
+        if key not in self:
+            return
+        self._count -= 1
+        if key in self._index:
+            self._changed[key] = _DELETED
+        else:
+            del self._changed[key]
 
     def __len__(self) -> int:
         return self._count
 
     @property
+    def news(self) -> int:
+        """How many keys have changed since the base was made."""
+        return len(self._changed)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the keys, estimated."""
+        return _KEY_BYTES * (self._count + len(self._changed))
+
+    def index(self, base_rows: int) -> NewestIndex:
+        """Return what finds the rows that there are now."""
+        return NewestIndex(self._index, dict(self._changed), self._count, base_rows)
+
+    def compact(self, base: pa.RecordBatch, overlay: pa.RecordBatch) -> pa.Table:
+        """Return the rows of a new base; `renumber` is called with it."""
+        made = NewestIndex(self._index, self._changed, self._count, len(base)).rows(base, overlay)
+        self._index, self._changed = {}, {}
+        return made
+
+    def renumber(self, base: pa.RecordBatch) -> None:
+        """Note where the rows of the new base are."""
+        self._index = {key: row for row, key in enumerate(keys_of(base, self._keys))}
+
+
+class ColumnsStore(Store):
+    """Makes Arrow columns of the records."""
+
+    def __init__(self, name: str, lookup: Lookup) -> None:
+        self._where: NewestRows | ColumnVersions = (
+            NewestRows(lookup.keys) if lookup.as_of is None else ColumnVersions(lookup.keep)
+        )
+        super().__init__(name, lookup, self._where)
+        self._schema = pa.schema([field.with_nullable(nullable=True) for field in lookup.columns])
+        self._base = self._empty = pa.RecordBatch.from_pylist([], schema=self._schema)
+        self._new: list[pa.RecordBatch] = []
+        self._first = 0  # number of the first row of the batch that is applied, in the overlay
+
+    def _tidy(self, *, is_pressed: bool) -> None:
+        part = _LIVE_PART if self._where.is_live else 2
+        news = self._where.news
+        if news > max(_MOST_NEW, len(self._base) // part) or (is_pressed and news):
+            self._merge()
+
+    def table(self) -> LookupTable:
+        self._where.is_live = True
+        overlay = self._joined()
+        self._new = [overlay] if len(overlay) else []
+        index = self._where.index(len(self._base))
+        return ColumnsTable(self.name, self.lookup, self._base, overlay, index)
+
+    @property
     def nbytes(self) -> int:
         rows = self._base.nbytes + sum(each.nbytes for each in self._new)
-        return rows + _KEY_BYTES * (self._count + len(self._owners) + len(self._changed))
+        return rows + self._where.nbytes + _KEY_BYTES * len(self._owners)
 
     def _joined(self) -> pa.RecordBatch:
         if not self._new:
@@ -211,14 +351,12 @@ class ColumnsStore(Store):
 
     def _merge(self) -> None:
         """Make a new base of the base and the overlay; tables that maps have keep the old one."""
-        every = ColumnsTable(
-            self.name, self.lookup, self._base, self._index, self._joined(), self._changed, 0
-        ).to_arrow()
+        every = self._where.compact(self._base, self._joined())
         # What is as large goes first: the next index needs its memory.
-        self._base, self._new, self._index, self._changed = self._empty, [], {}, {}
+        self._base, self._new = self._empty, []
         (self._base,) = every.combine_chunks().to_batches() or [self._empty]
         del every
-        self._index = {key: row for row, key in enumerate(keys_of(self._base, self.lookup.keys))}
+        self._where.renumber(self._base)
 
     def _decode(self, values: pa.BinaryArray) -> Iterator[tuple[Any, Any] | Rejected | None]:
         decoded, failures = self.lookup.value.decode(values)
@@ -237,23 +375,6 @@ class ColumnsStore(Store):
                 yield Rejected("the table was truncated; a look-up table cannot follow that")
             else:
                 yield key, None if op == "d" else self._first + row
-
-    def _has(self, key: Any) -> bool:
-        row = self._changed.get(key)
-        return key in self._index if row is None else row != _DELETED
-
-    def _put(self, key: Any, row: Any) -> None:
-        self._count += not self._has(key)
-        self._changed[key] = row
-
-    def _drop(self, key: Any) -> None:
-        if not self._has(key):
-            return
-        self._count -= 1
-        if key in self._index:
-            self._changed[key] = _DELETED
-        else:
-            del self._changed[key]
 
 
 def compare_equal(one: pa.DataType, other: pa.DataType) -> bool:

@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ..errors import StrategyError
+from ..record import SCHEMA, Record
 from ..values.schemas import fields_of
-from .columns_table import ColumnsTable
-from .objects_table import ObjectsTable, key_of
+from .column_versions import ColumnVersions
+from .columns_table import ColumnsStore, ColumnsTable, keys_of
+from .lookup import Lookup
+from .object_versions import ObjectVersions
+from .objects_table import ObjectsStore, ObjectsTable, key_of
+from .versions import ALWAYS, Stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from .source import TableSource
     from .table import LookupTable
@@ -22,12 +28,21 @@ class GivenRows:
 
     Args:
         lookup: says what names a row.
-        rows: dicts, or objects of the class of the values.
+        rows: dicts, or objects of the class of the values; or `Record`s, as the topic has them.
+
+    Raises:
+        StrategyError: there are both, or records for a query.
     """
 
     def __init__(self, lookup: TableSource, rows: Iterable[Any]) -> None:
         self.lookup = lookup
         self.rows = list(rows)
+        are_records = {isinstance(row, Record) for row in self.rows}
+        if len(are_records) > 1:
+            raise StrategyError("the rows of a table are all Records, or none of them is")
+        if True in are_records and not isinstance(lookup, Lookup):
+            raise StrategyError("the rows of a query are no Records")
+        self._are_records = True in are_records
 
     def __str__(self) -> str:
         return f"{len(self.rows):,} given rows, by {' and '.join(self.lookup.keys)}"
@@ -35,13 +50,42 @@ class GivenRows:
     def table(self, name: str, *, as_columns: bool) -> LookupTable:
         """Return the rows as a map gets them."""
         source = self.lookup
+        if self._are_records and isinstance(source, Lookup):
+            store = (ColumnsStore if as_columns else ObjectsStore)(name, source)
+            store.apply(_batch_of(self.rows))
+            if store.rejected:
+                raise StrategyError(f"table {name}: a given record makes no row: {store.example}")
+            return store.table()
         if not as_columns:
-            return ObjectsTable(name, source, {key_of(row, source.keys): row for row in self.rows})
+            objects = {key_of(row, source.keys): row for row in self.rows}
+            if not isinstance(source, Lookup) or source.as_of is None:
+                return ObjectsTable(name, source, objects)
+            versions = ObjectVersions(source.keep)
+            for number, (key, row) in enumerate(objects.items()):
+                versions.put(key, row, Stamp(ALWAYS, number, 0))
+            return versions.table(name, source)
         schema = source.columns
         if schema is not None:
             schema = pa.schema([each.with_nullable(nullable=True) for each in schema])
         rows = [row if isinstance(row, dict) else fields_of(row) for row in self.rows]
-        return ColumnsTable.of(name, source, pa.RecordBatch.from_pylist(rows, schema=schema))
+        batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+        if not isinstance(source, Lookup) or source.as_of is None:
+            return ColumnsTable.of(name, source, batch)
+        where = ColumnVersions(source.keep)
+        for number, key in enumerate(keys_of(batch, source.keys)):
+            where.put(key, number, Stamp(ALWAYS, number, 0))
+        return ColumnsTable(name, source, batch.slice(0, 0), batch, where.index(0))
+
+
+def _batch_of(records: Sequence[Record]) -> pa.RecordBatch:
+    """Return the columns of records that a store reads."""
+    columns: dict[str, Any] = {
+        name: [getattr(record, name) for record in records]
+        for name in ("key", "value", "partition", "offset")
+    }
+    columns["timestamp"] = [record.timestamp_us for record in records]
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
 def empty_tables(sources: Mapping[str, TableSource | GivenRows]) -> dict[str, LookupTable]:

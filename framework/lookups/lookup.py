@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 
@@ -10,7 +10,7 @@ from ..config.schema import parse_duration
 from ..errors import StrategyError
 from ..values.debezium.change import CONTROL
 from ..values.value_format import ValueFormat
-from .source import MAX_BYTES, TableSource
+from .source import MAX_BYTES, AsOf, TableSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +67,12 @@ class Lookup(TableSource):
         wait: how long a record waits for the table, such as `"5s"`: until each partition of the topic has
             had a record that is not older, or for so long after its timestamp. An order that comes a moment
             before its customer finds it then. None: it does not wait.
+        as_of: `record`: a record finds the last version whose timestamp is not after its own. So the same
+            record finds the same row again, as long as the topic has the versions. None: it finds the newest
+            row.
+        keep: with `as_of`: how long a version is kept after the next one of its key, such as `"1d"`, counted
+            back from the newest record of the topic. A record that is older fails. Let it be more than
+            workers may lag or be away, and let the topic keep its old records as long.
         max_bytes: the most memory of one process, estimated; a table that grows beyond it ends the worker.
 
     Raises:
@@ -81,6 +87,8 @@ class Lookup(TableSource):
         value: ValueFormat,
         missing: Missing = "null",
         wait: str | float | None = None,
+        as_of: AsOf | None = None,
+        keep: str | float | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         super().__init__(key, missing=missing, max_bytes=max_bytes)
@@ -91,6 +99,17 @@ class Lookup(TableSource):
         self.topic = topic
         self.value = value
         self.wait = 0.0 if wait is None else seconds_of("wait", wait)
+        if as_of is not None and as_of not in get_args(AsOf):
+            raise StrategyError(
+                f"Lookup: as_of must be 'record' or None, not {as_of!r}; for another time than the record's "
+                "say get(key, at=...) or join(..., at='a column')"
+            )
+        if (as_of is None) != (keep is None):
+            raise StrategyError(
+                'Lookup: as_of="record" and keep= belong together: keep="1d" says how long versions are kept'
+            )
+        self.as_of = as_of
+        self.keep = 0.0 if keep is None else seconds_of("keep", keep)
         self.check_keys(value)
 
     @staticmethod
@@ -102,6 +121,7 @@ class Lookup(TableSource):
         url: str | None = None,
         row: type | None = None,
         missing: Missing = "null",
+        as_of: AsOf | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> QueryLookup:
         """Return the table of a query's result: read whole before the first record, and again and again.
@@ -131,6 +151,7 @@ class Lookup(TableSource):
                 map gets objects of it, a per-batch map columns of its types. None: dicts, and the columns
                 of the result.
             missing: as for `Lookup`.
+            as_of: is refused: a result has no versions, and the same query may give others later.
             max_bytes: the most memory of one result.
 
         Raises:
@@ -138,6 +159,11 @@ class Lookup(TableSource):
         """
         from .query import QueryLookup
 
+        if as_of is not None:
+            raise StrategyError(
+                "Lookup.query: as_of= needs versions, and the result of a query has one row of each key; "
+                'use Lookup(topic, ..., as_of="record"), with Debezium for a table of a database'
+            )
         return QueryLookup(
             sql, key=key, every=every, url=url, row=row, missing=missing, max_bytes=max_bytes
         )

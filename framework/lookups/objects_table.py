@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import StrategyError
+from .object_versions import ObjectVersions
 from .store import Rejected, Store
 from .table import UNSET, LookupTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from datetime import datetime
 
     import pyarrow as pa
 
@@ -28,7 +31,9 @@ class ObjectsTable(LookupTable):
         super().__init__(name, source)
         self._rows = rows
 
-    def get(self, key: Any, default: Any = UNSET) -> Any:
+    def get(self, key: Any, default: Any = UNSET, *, at: datetime | None = None) -> Any:
+        if at is not None:
+            raise self._no_versions()
         row = self._rows.get(key, UNSET)
         return self._missing(key, default) if row is UNSET else row
 
@@ -42,25 +47,64 @@ class ObjectsTable(LookupTable):
         raise StrategyError(f"{self.name}.to_arrow is for a per-batch map")
 
 
-class ObjectsStore(Store):
-    """Keeps the newest object of each key."""
+class NewestObjects:
+    """The newest object of each key."""
 
-    def __init__(self, name: str, lookup: Lookup) -> None:
-        super().__init__(name, lookup)
+    def __init__(self) -> None:
         self._rows: dict[Any, Any] = {}
-        self._read_bytes = 0
-        self._read = 0
 
-    def table(self) -> LookupTable:
-        return ObjectsTable(self.name, self.lookup, self._rows)
+    def stamps(self, _records: pa.RecordBatch) -> Iterable[None]:
+        """Return what `put` needs to know of each record."""
+        return repeat(None)
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self._rows
+
+    def put(self, key: Any, row: Any, _stamp: None) -> None:
+        """Replace the row of a key."""
+        self._rows[key] = row
+
+    def drop(self, key: Any, _stamp: None) -> None:
+        """Remove the row of a key, if there is one."""
+        self._rows.pop(key, None)
 
     def __len__(self) -> int:
         return len(self._rows)
 
+    def tidy(self, *, is_pressed: bool) -> None:
+        """Do nothing: every row is needed."""
+
+    def nbytes(self, of_value: float) -> int:
+        """Return the memory of the rows, if a value needs so much."""
+        return int((of_value + _ROW_BYTES) * len(self._rows))
+
+    def table(self, name: str, source: TableSource) -> LookupTable:
+        """Return the rows as they are now and will be."""
+        return ObjectsTable(name, source, self._rows)
+
+
+class ObjectsStore(Store):
+    """Makes an object of each record."""
+
+    def __init__(self, name: str, lookup: Lookup) -> None:
+        self._objects: Any = (
+            NewestObjects() if lookup.as_of is None else ObjectVersions(lookup.keep)
+        )
+        super().__init__(name, lookup, self._objects)
+        self._read_bytes = 0
+        self._read = 0
+
+    def table(self) -> LookupTable:
+        made: LookupTable = self._objects.table(self.name, self.lookup)
+        return made
+
     @property
     def nbytes(self) -> int:
         of_value = self._read_bytes / max(1, self._read)
-        return int(of_value * len(self._rows)) + _ROW_BYTES * (len(self._rows) + len(self._owners))
+        return int(self._objects.nbytes(of_value)) + _ROW_BYTES * len(self._owners)
+
+    def _tidy(self, *, is_pressed: bool) -> None:
+        self._objects.tidy(is_pressed=is_pressed)
 
     def _decode(self, values: pa.BinaryArray) -> Iterator[tuple[Any, Any] | Rejected | None]:
         objects, failures = self.lookup.value.decode_objects(values)
@@ -82,15 +126,6 @@ class ObjectsStore(Store):
                 yield key_of(value.before, keys), None
             else:
                 yield key_of(value.after, keys), value.after
-
-    def _has(self, key: Any) -> bool:
-        return key in self._rows
-
-    def _put(self, key: Any, row: Any) -> None:
-        self._rows[key] = row
-
-    def _drop(self, key: Any) -> None:
-        self._rows.pop(key, None)
 
 
 def key_of(row: Any, names: Sequence[str]) -> Any:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..kafka.connection import ConnectionConfig
     from .follower import Follower
 
+AsOf = Literal["record"]
 Missing = Literal["null", "dead-letter"]
 
 MAX_BYTES: Final = 1024 * 1024 * 1024
@@ -29,9 +30,11 @@ class TableSource(metaclass=Checked):
         missing: see `Lookup`.
         max_bytes: the most memory of one process, estimated.
         wait: see `Lookup`; 0: maps do not wait.
+        as_of: see `Lookup`; None: lookups find the newest rows.
     """
 
     wait: float = 0.0
+    as_of: AsOf | None = None
 
     def __init__(self, key: str | Sequence[str], *, missing: Missing, max_bytes: int) -> None:
         self.keys = (key,) if isinstance(key, str) else tuple(key)

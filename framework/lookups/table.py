@@ -10,6 +10,7 @@ from ..errors import StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
     import pyarrow as pa
 
@@ -38,6 +39,7 @@ class LookupTable(ABC):
 
     In a per-record map a row is the object that the value's format makes, and the newest one at each call. In
     a per-batch map a row is a dict, and the table does not change while the map is called with one batch.
+    With `as_of="record"` a row is the last version at the time of the lookup.
     """
 
     def __init__(self, name: str, source: TableSource) -> None:
@@ -45,13 +47,18 @@ class LookupTable(ABC):
         self._source = source
 
     @abstractmethod
-    def get(self, key: Any, default: Any = UNSET) -> Any:
+    def get(self, key: Any, default: Any = UNSET, *, at: datetime | None = None) -> Any:
         """Return the row of a key, or else `default`. A key of several fields is a tuple.
 
         Without a default: None, or what `missing=` of the table says.
 
+        Args:
+            at: with `as_of="record"`: the time of the lookup, in place of the record's timestamp. A per-batch
+                map has to say it.
+
         Raises:
-            NoRow: there is none, and `missing="dead-letter"`. In a map, the record fails with that reason.
+            NoRow: there is none, and `missing="dead-letter"`; or the time is before the versions that are
+                kept. In a map, the record fails with that reason.
         """
 
     @abstractmethod
@@ -66,6 +73,7 @@ class LookupTable(ABC):
         on: str | Sequence[str],
         columns: Sequence[str] | Mapping[str, str] | None = None,
         found: str | None = None,
+        at: str | None = None,
     ) -> Any:
         """Return a batch with columns of the rows that its keys name; null where there is no row.
 
@@ -78,16 +86,19 @@ class LookupTable(ABC):
                 those of the key.
             found: the name of a column that says whether there is a row, so that the map decides what
                 happens to the others.
+            at: with `as_of="record"`: the column of the batch with the time of the lookup; a row without a
+                time has no row. None: the record's timestamp, which has to be in the batch.
 
         Raises:
             StrategyError: there is no such column, or two have one name.
             NoRow: without `found`, of a table with `missing="dead-letter"`: the records without a row fail,
-                and the map is called again with the others.
+                and the map is called again with the others. So do those that are older than the versions
+                of a table with `as_of="record"`.
         """
 
     @abstractmethod
     def to_arrow(self) -> pa.Table:
-        """Return all rows. Only in a per-batch map."""
+        """Return all rows, of versions the newest. Only in a per-batch map."""
 
     def __getitem__(self, key: Any) -> Any:
         """Return the row of a key.
@@ -110,6 +121,11 @@ class LookupTable(ABC):
         if self._source.missing == "dead-letter":
             raise self._no_row(key)
         return None
+
+    def _no_versions(self) -> StrategyError:
+        return StrategyError(
+            f'{self.name}: at= needs versions; make the table with Lookup(..., as_of="record", keep="1d")'
+        )
 
     def _no_row(self, key: Any) -> NoRow:
         return NoRow(f"{self.name} has no row of the key {key!r}")

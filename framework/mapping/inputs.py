@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from ..columns.fitting import fit
 from ..columns.reasons import reasons as fit_reasons
 from ..errors import StrategyError
+from ..lookups.versions import RECORD_TIME
 from ..record import OFFSET_MARK, RECORD_OFFSET, SCHEMA, Record, to_records
 from ..values.value_format import REQUIRED
 from .results import Failure, MapResult
@@ -52,7 +53,7 @@ class Arguments(NamedTuple):
     Attributes:
         offsets: that of each call.
         first: the first argument of each call: the record, or the value.
-        records: the second one; None for functions of one argument.
+        records: those of the calls; None where neither the function nor a table needs them.
         failures: the records that could not be decoded: there is no call for them.
     """
 
@@ -83,6 +84,7 @@ class Inputs:
         tombstones: the treatment of null values, see `kmr.Strategy`.
         parameters: what a per-record function is called with.
         changes: `keyed`: a value is an upsert, a null value the delete of its key, see `kmr.Strategy`.
+        is_timed: look-up tables need the time of the record of each call (`as_of="record"`).
     """
 
     value: ValueFormat | None = None
@@ -90,6 +92,7 @@ class Inputs:
     tombstones: Tombstones = "drop"
     parameters: Parameters = "record"
     changes: Changes | None = None
+    is_timed: bool = False
 
     @property
     def _are_changes(self) -> bool:
@@ -175,9 +178,30 @@ class Inputs:
 
     def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
         """Return the function as one of a single argument: one of `Arguments.calls`, or a batch."""
-        if self.parameters != "value and record":
-            return function
-        return lambda pair: function(*pair)
+        call = function
+        if self.parameters == "value and record":
+            call = lambda pair: function(*pair)  # noqa: E731
+        return self._timed(function, call) if self.is_timed else call
+
+    def _timed(
+        self, function: Callable[..., Any], call: Callable[[Any], Any]
+    ) -> Callable[[Any], Any]:
+        """Return a function that notes the time of the record before it calls another one."""
+        if self.value is None:
+
+            def of_record(record: Record) -> Any:
+                RECORD_TIME.set(record.timestamp_us)
+                return function(record)
+
+            return of_record
+        if self.parameters == "value":
+            call = lambda pair: function(pair[0])  # noqa: E731
+
+        def of_pair(pair: tuple[Any, Record]) -> Any:
+            RECORD_TIME.set(pair[1].timestamp_us)
+            return call(pair)
+
+        return of_pair
 
     def arguments(
         self, records: pa.RecordBatch, numbered: pa.RecordBatch | None = None
@@ -198,7 +222,8 @@ class Inputs:
         if self.value.is_changes:
             absent = pa.array([each is None for each in objects])
         good, failed = self._settle_nulls(values, failures, numbered, absent)
-        beside = to_records(records) if self.parameters == "value and record" else None
+        needs_records = self.is_timed or self.parameters == "value and record"
+        beside = to_records(records) if needs_records else None
         if good is None:
             return Arguments(offsets, objects, beside, [])
         kept = good.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tests.framework.conftest import CreateTopic, Produce
 
 ORDERS = 200
+STARTED = 1_700_000_000_000
+HOUR = 3_600_000
 
 
 class Customer(msgspec.Struct):
@@ -86,3 +89,43 @@ async def test_each_record_is_written_once_and_whole_though_the_table_changes_be
     assert set(kinds) <= {"first", "second", "third", "fourth"}
     assert kinds[0] == "first"
     assert kinds[-1] == "fourth"
+
+
+@pytest.mark.parametrize("function", [named, joined])
+async def test_a_range_that_is_repeated_finds_the_same_versions_by_the_time_of_its_records(
+    broker: Broker,
+    create_topic: CreateTopic,
+    produce: Produce,
+    postgres_url: str,
+    function: Any,
+) -> None:
+    await create_topic("t")
+    await create_topic("customers")
+    hours = itertools.count()
+
+    async def rename(name: str) -> None:
+        at = STARTED + next(hours) * HOUR
+        for key in range(3):
+            value = msgspec.json.encode(Customer(key, name))
+            await produce("customers", [value], key=str(key).encode(), timestamp=at)
+
+    for name in ("first", "second", "third"):
+        await rename(name)
+    for half in (0, 1):
+        numbers = range(half * ORDERS // 2, (half + 1) * ORDERS // 2)
+        orders = [msgspec.json.encode(Order(number, number % 3)) for number in numbers]
+        await produce("t", orders, timestamp=STARTED + half * HOUR + HOUR // 2)
+    writer = DyingPostgresWriter("orders", url=postgres_url, create=True, max_rows=20, max_age=0.05)
+    lookup = Lookup("customers", key="id", value=Json(Customer), as_of="record", keep="2d")
+    strategy = Strategy(
+        value=Json(Order), map=function, tables={"customers": lookup}, reduce=writer
+    )
+    settings = quick_settings(broker)
+    Dying.plan = [(2, "after"), (0, "before"), (1, "after")]
+    with anyio.fail_after(90):
+        await run_until_all_died(strategy, settings, lambda: rename("later"))
+        await run_until_settled(strategy, settings, {TopicPartition("t", 0): ORDERS})
+    with psycopg.connect(postgres_url) as connection:
+        found = connection.execute("SELECT number, name FROM orders ORDER BY number").fetchall()
+    half = ORDERS // 2
+    assert found == [(n, "first" if n < half else "second") for n in range(ORDERS)]

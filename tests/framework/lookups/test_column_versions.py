@@ -1,0 +1,38 @@
+"""Sorted versions, and what those of columns keep in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from kmr.lookups.column_versions import ColumnVersions, SortedVersions
+from kmr.lookups.versions import Stamp
+
+EMPTY = pa.RecordBatch.from_pydict({"name": pa.array([], pa.string())})
+
+
+def test_versions_are_found_by_key_and_time() -> None:
+    stamps = np.array([[5, 0, 0], [3, 1, 0], [5, 2, 0], [4, 3, 0]]).T
+    found = SortedVersions.of(["a", "a", "a", "b"], stamps, np.array([10, 11, 12, 13]))
+    numbers = found.find(["a", "a", "a", "b", "b", "c"], np.array([2, 3, 5, 3, 9, 9]))
+    assert [int(found.places[n]) if n >= 0 else None for n in numbers] == [
+        *(None, 11, 12, None, 13, None)
+    ]
+    none = SortedVersions.of([], np.empty((3, 0), np.int64), np.empty(0, np.int64))
+    assert none.find(["a"], np.array([1])).tolist() == [-1]
+
+
+def test_deletes_and_versions_that_no_lookup_finds_leave_the_memory() -> None:
+    known = ColumnVersions(keep=1e-5)
+    known.is_live = True
+    for number in range(50):
+        known.put(number % 7, number, Stamp(number, number, 0))
+    for key in range(7):
+        known.drop(key, Stamp(50 + key, 50 + key, 0))
+    known.put(9, 50, Stamp(100, 99, 0))
+    before = known.nbytes
+    overlay = pa.RecordBatch.from_pydict({"name": [f"n{n}" for n in range(51)]})
+    assert known.compact(EMPTY, overlay).column("name").to_pylist() == ["n50"]
+    assert (len(known), known.nbytes < before / 20, known.index(1).since) == (1, True, 90)
+    places = known.index(1).places([0, 9, 9], np.array([90, 99, 100]))
+    assert places.tolist() == [-1, -1, 0]
