@@ -286,6 +286,13 @@ by_record = Strategy(
 by_batch = Strategy(
     joined, [files_writer()], failed, value=Json(Order), tables=TABLES
 )
+VERSIONS = {
+    "customers": Lookup(
+        "TOPIC-customers", key="id", value=Json(Customer), as_of="record", keep="1d"
+    )
+}
+by_time = Strategy(named, [files_writer()], failed, value=Json(Order), tables=VERSIONS)
+by_time_in_batches = Strategy(joined, [files_writer()], failed, value=Json(Order), tables=VERSIONS)
 """
 
 
@@ -685,6 +692,21 @@ def test_a_table_equals_its_source_when_micro_batches_of_changes_are_repeated(
         found = client.query(f"SELECT id, name FROM {runner.table} FINAL ORDER BY id").result_rows
     assert history.table
     assert found == sorted(history.table.items())
+
+
+@pytest.mark.parametrize("strategy", ["by_time", "by_time_in_batches"])
+def test_a_micro_batch_that_is_repeated_finds_the_same_versions_by_the_time_of_its_records(
+    runner: Runner, kafka: Kafka, topic: str, strategy: str
+) -> None:
+    kafka.create(f"{topic}-customers", 1)
+    for name in (b"ann", b"eve"):
+        kafka.produce_to(f"{topic}-customers", 0, [b'{"id":1,"name":"%s"}' % name])
+        kafka.produce(topic, [b'{"number":1,"customer":1}'])
+        runner.run(strategy)
+    runner.forget_last()
+    kafka.produce_to(f"{topic}-customers", 0, [b'{"id":1,"name":"zoe"}'])
+    runner.run(strategy)
+    assert sorted(row["name"] for row in runner.rows()) == ["ann", "eve"]
 
 
 @pytest.mark.parametrize("strategy", ["by_record", "by_batch"])
