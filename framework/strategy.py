@@ -256,11 +256,17 @@ class Strategy(metaclass=Checked):
         """The window before the sink; None without one."""
         return next((each for each in self.reducers if isinstance(each, Window)), None)
 
-    def _check_tables(self) -> None:
-        """Check that each table is one, and has a map that looks things up in it."""
+    def _table_sources(self) -> list[TableSource]:
+        """Return what the tables are made of. Raises StrategyError if one is no table."""
         for name, table in (self.tables or {}).items():
             if not isinstance(table, TableSource | GivenRows):
                 raise StrategyError(f"tables={{{name!r}: ...}} must be a Lookup, not {table!r}")
+        tables = (self.tables or {}).values()
+        return [each.lookup if isinstance(each, GivenRows) else each for each in tables]
+
+    def _check_tables(self) -> None:
+        """Check that each table has a map that looks things up in it."""
+        for name in self.tables or {}:
             maps = [part.map for part in self.parts if part.map is not None]
             if not any(name in accepted(each, {name: None}) for each in maps):
                 raise StrategyError(
@@ -357,11 +363,7 @@ class Strategy(metaclass=Checked):
         if isinstance(self.reduce, Mapping | PerName):
             spec = replace(spec, branching=declared(self.reduce, self.map)[1])
         check_resources(self.map, given=self.resources is not None)
-        sources = [
-            each.lookup if isinstance(each, GivenRows) else each
-            for each in (self.tables or {}).values()
-        ]
-        is_timed = any(getattr(each, "as_of", None) is not None for each in sources)
+        is_timed = any(each.as_of is not None for each in self._table_sources())
         inputs = Inputs(self.value, self.key, self.tombstones, changes=self.changes)
         if spec.per == "record":
             if self.key is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -11,7 +11,6 @@ from ..record import SCHEMA, Record
 from ..values.schemas import fields_of
 from .column_versions import ColumnVersions
 from .columns_table import ColumnsStore, ColumnsTable, keys_of
-from .lookup import Lookup
 from .object_versions import ObjectVersions
 from .objects_table import ObjectsStore, ObjectsTable, key_of
 from .versions import ALWAYS, Stamp
@@ -19,6 +18,7 @@ from .versions import ALWAYS, Stamp
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from .lookup import Lookup
     from .source import TableSource
     from .table import LookupTable
 
@@ -40,7 +40,7 @@ class GivenRows:
         are_records = {isinstance(row, Record) for row in self.rows}
         if len(are_records) > 1:
             raise StrategyError("the rows of a table are all Records, or none of them is")
-        if True in are_records and not isinstance(lookup, Lookup):
+        if True in are_records and not lookup.has_records:
             raise StrategyError("the rows of a query are no Records")
         self._are_records = True in are_records
 
@@ -50,15 +50,15 @@ class GivenRows:
     def table(self, name: str, *, as_columns: bool) -> LookupTable:
         """Return the rows as a map gets them."""
         source = self.lookup
-        if self._are_records and isinstance(source, Lookup):
-            store = (ColumnsStore if as_columns else ObjectsStore)(name, source)
+        if self._are_records:
+            store = (ColumnsStore if as_columns else ObjectsStore)(name, cast("Lookup", source))
             store.apply(_batch_of(self.rows))
             if store.rejected:
                 raise StrategyError(f"table {name}: a given record makes no row: {store.example}")
             return store.table()
         if not as_columns:
             objects = {key_of(row, source.keys): row for row in self.rows}
-            if not isinstance(source, Lookup) or source.as_of is None:
+            if source.as_of is None:
                 return ObjectsTable(name, source, objects)
             versions = ObjectVersions(source.keep)
             for number, (key, row) in enumerate(objects.items()):
@@ -69,7 +69,7 @@ class GivenRows:
             schema = pa.schema([each.with_nullable(nullable=True) for each in schema])
         rows = [row if isinstance(row, dict) else fields_of(row) for row in self.rows]
         batch = pa.RecordBatch.from_pylist(rows, schema=schema)
-        if not isinstance(source, Lookup) or source.as_of is None:
+        if source.as_of is None:
             return ColumnsTable.of(name, source, batch)
         where = ColumnVersions(source.keep)
         for number, key in enumerate(keys_of(batch, source.keys)):

@@ -79,6 +79,8 @@ class Lookup(TableSource):
         StrategyError: an argument is not allowed.
     """
 
+    has_records = True
+
     def __init__(
         self,
         topic: str,

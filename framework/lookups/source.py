@@ -31,10 +31,14 @@ class TableSource(metaclass=Checked):
         max_bytes: the most memory of one process, estimated.
         wait: see `Lookup`; 0: maps do not wait.
         as_of: see `Lookup`; None: lookups find the newest rows.
+        keep: see `Lookup`; in seconds.
+        has_records: the rows are made of the records of a topic.
     """
 
     wait: float = 0.0
     as_of: AsOf | None = None
+    keep: float = 0.0
+    has_records = False
 
     def __init__(self, key: str | Sequence[str], *, missing: Missing, max_bytes: int) -> None:
         self.keys = (key,) if isinstance(key, str) else tuple(key)
