@@ -65,7 +65,7 @@ class SchemasTopic:
         self._failure = ""
         self._progress = anyio.Event()
         self._consumer: AIOKafkaConsumer
-        self._producer: AIOKafkaProducer
+        self._producer: AIOKafkaProducer | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -79,15 +79,8 @@ class SchemasTopic:
                 )
                 await self._consumer.start()
                 stack.push_async_callback(self._consumer.stop)
-                self._producer = AIOKafkaProducer(
-                    **self._client,
-                    acks="all",
-                    enable_idempotence=True,
-                    max_request_size=_MOST_BATCH_BYTES,
-                    max_batch_size=_MOST_BATCH_BYTES,
-                )
-                await self._producer.start()
-                stack.push_async_callback(self._producer.stop)
+                stack.push_async_callback(self._close_producer)
+                await self._open_producer()
                 self._consumer.assign([_PARTITION])
                 begin = (await self._consumer.beginning_offsets([_PARTITION]))[_PARTITION]
                 self._consumer.seek(_PARTITION, begin)
@@ -136,14 +129,22 @@ class SchemasTopic:
     async def append(self, records: Sequence[tuple[Key, Value]]) -> None:
         """Append these records as one batch, and wait until they are applied. Raises RequestRefused."""
         now_ms = int(time.time() * 1000)
-        batch = self._producer.create_batch()
+        try:
+            producer = self._producer or await self._open_producer()
+        except (KafkaError, OSError) as error:
+            raise RequestRefused(STORE_FAILED, f"the change was not written: {error}") from error
+        batch = producer.create_batch()
         for key, value in (encode_record(*each) for each in records):
             if batch.append(timestamp=now_ms, key=key, value=value) is None:
                 raise RequestRefused(TOO_LARGE, "the schema is too large")
         try:
             with anyio.CancelScope(shield=True):
-                sent = await self._producer.send_batch(batch, SCHEMAS_TOPIC, partition=0)
-                written = await sent
+                try:
+                    sent = await producer.send_batch(batch, SCHEMAS_TOPIC, partition=0)
+                    written = await sent
+                except BaseException:
+                    await self._close_producer()
+                    raise
         except MessageSizeTooLargeError as error:
             raise RequestRefused(
                 TOO_LARGE,
@@ -153,6 +154,28 @@ class SchemasTopic:
         except (KafkaError, OSError) as error:
             raise RequestRefused(STORE_FAILED, f"the change was not written: {error}") from error
         await self._applied(written.offset + len(records))
+
+    async def _open_producer(self) -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(
+            **self._client,
+            acks="all",
+            enable_idempotence=True,
+            max_request_size=_MOST_BATCH_BYTES,
+            max_batch_size=_MOST_BATCH_BYTES,
+        )
+        try:
+            await producer.start()
+        except BaseException:
+            await producer.stop()
+            raise
+        self._producer = producer
+        return producer
+
+    async def _close_producer(self) -> None:
+        """Let the next change have another one: after a batch that failed, sequence numbers do not fit."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await producer.stop()
 
     async def _applied(self, end: int) -> None:
         with anyio.move_on_after(_PATIENCE):

@@ -9,12 +9,19 @@ from dataclasses import fields
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from anyio import to_thread
+
 from ..turns import in_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from .api import RequestContext
+
 Topic = TypeVar("Topic")
+Result = TypeVar("Result")
+
+_FEW_PARTITIONS = 500  # are quicker than the way to another thread
 
 
 async def answer_partitions(
@@ -35,3 +42,15 @@ async def answer_partitions(
             results.append(await result if isawaitable(result) else result)
         answers.append(topic_type(**{name: topic, partitions: tuple(results)}))
     return tuple(answers)
+
+
+async def computed(
+    context: RequestContext, topics: Iterable[Any], work: Callable[[], Result]
+) -> Result:
+    """Return what `work` makes of these topics: in another thread if they have many partitions."""
+    partitions = 0
+    async for topic in in_turns(topics):
+        partitions += 1 + len(getattr(topic, fields(topic)[1].name))
+    if partitions <= _FEW_PARTITIONS:
+        return work()
+    return await to_thread.run_sync(work, limiter=context.services.computing)

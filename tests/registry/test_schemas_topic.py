@@ -109,10 +109,12 @@ async def test_a_schema_that_is_too_large_for_the_topic_is_refused(
     start: Start, open_rest: Any
 ) -> None:
     rest = open_rest(await start(message_max_bytes=1_000))
+    await rest.register("first", '"long"')
     schema = {"type": "enum", "name": "E", "symbols": [f"S{each}" for each in range(300)]}
     body = {"schema": json.dumps(schema)}
     assert await rest.refused("POST", "/subjects/s/versions", body) == (413, 413)
-    assert await rest.get("/subjects") == []
+    assert await rest.get("/subjects") == ["first"]
+    assert await rest.register("s", '"int"') == 2  # a change that failed keeps no later one from it
 
 
 @pytest.mark.parametrize(

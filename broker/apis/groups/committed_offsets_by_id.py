@@ -19,6 +19,7 @@ from ...turns import in_turns
 from .. import entities
 from ..access import refusal
 from ..api import api
+from ..slices import computed
 from . import committed_offsets
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class _Topics:
 
     async def named(self, context: RequestContext, asked: Any, named_type: Any) -> tuple[Any, ...]:
         """Return the topics with a known id, as entities of the version that names them."""
-        named = []
+        known = []
         async for topic in in_turns(asked):
             found = (
                 None if topic.topic_id is None else context.services.topics.by_id(topic.topic_id)
@@ -47,23 +48,33 @@ class _Topics:
                 self.unknown.append(topic)
                 continue
             self.names[topic.topic_id] = found.name
-            named.append(replace(recast(topic, named_type), name=TopicName(found.name)))
-        return tuple(named)
+            known.append(topic)
+
+        def named() -> tuple[Any, ...]:
+            return tuple(
+                replace(recast(each, named_type), name=TopicName(self.names[each.topic_id]))
+                for each in known
+            )
+
+        return await computed(context, known, named)
 
     async def answered(
-        self, answers: Any, answer_type: Any, ids: Mapping[str, UUID]
+        self, context: RequestContext, answers: Any, answer_type: Any, ids: Mapping[str, UUID]
     ) -> tuple[Any, ...]:
         """Return the answers by id, then the refusals of the unknown ids; leave out names without an id."""
-        answered = [
-            replace(recast(topic, answer_type), topic_id=ids[topic.name])
-            async for topic in in_turns(answers)
-            if topic.name in ids
-        ]
-        answered += [
-            refusal(answer_type, topic, ErrorCode.unknown_topic_id)
-            async for topic in in_turns(self.unknown)
-        ]
-        return tuple(answered)
+
+        def answered() -> tuple[Any, ...]:
+            known = (
+                replace(recast(topic, answer_type), topic_id=ids[topic.name])
+                for topic in answers
+                if topic.name in ids
+            )
+            unknown = (
+                refusal(answer_type, topic, ErrorCode.unknown_topic_id) for topic in self.unknown
+            )
+            return (*known, *unknown)
+
+        return await computed(context, (*answers, *self.unknown), answered)
 
     @property
     def ids(self) -> dict[str, UUID]:
@@ -85,7 +96,7 @@ async def _commit(
     return entities.OffsetCommitResponseV10(
         throttle_time=response.throttle_time,
         topics=await topics.answered(
-            response.topics, entities.OffsetCommitResponseTopicV10, topics.ids
+            context, response.topics, entities.OffsetCommitResponseTopicV10, topics.ids
         ),
     )
 
@@ -142,7 +153,9 @@ async def _fetch(
         if group.error_code:
             topics.unknown.clear()  # the error is that of the whole group
         of_group = recast(replace(group, topics=()), entities.OffsetFetchResponseGroupV10)
-        by_id = await topics.answered(group.topics, entities.OffsetFetchResponseTopicsV10, ids)
+        by_id = await topics.answered(
+            context, group.topics, entities.OffsetFetchResponseTopicsV10, ids
+        )
         answered.append(replace(of_group, topics=by_id))
     return entities.OffsetFetchResponseV10(
         throttle_time=response.throttle_time, groups=tuple(answered)

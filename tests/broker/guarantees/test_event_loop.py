@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from struct import pack_into
 from typing import Any
+from uuid import UUID
 
 import cramjam
 import pytest
@@ -241,11 +242,26 @@ def fetch(count: int) -> dict[str, Any]:
     }
 
 
+def by_unknown_id(fetch: bool) -> Callable[[int], dict[str, Any]]:
+    """Offsets of a topic that is not there: each partition is refused."""
+
+    def fields(count: int) -> dict[str, Any]:
+        if fetch:
+            topic = {"topic_id": UUID(int=5), "partition_indexes": list(range(count))}
+            return {"groups": [{"group_id": "g", "topics": [topic]}]}
+        partitions = [{"partition_index": each} for each in range(count)]
+        return offset_commit(0) | {"topics": [{"topic_id": UUID(int=5), "partitions": partitions}]}
+
+    return fields
+
+
 LARGE = {
     "Fetch": (1, 12, fetch),
     "ListOffsets": (2, 7, list_offsets),
     "OffsetFetch": (9, 8, offset_fetch),
     "OffsetCommit": (8, 8, offset_commit),
+    "OffsetFetch by id": (9, 10, by_unknown_id(fetch=True)),
+    "OffsetCommit by id": (8, 10, by_unknown_id(fetch=False)),
     "Metadata": (3, 12, metadata),
     "DescribeConfigs": (32, 4, describe_configs),
 }
