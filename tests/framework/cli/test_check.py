@@ -416,5 +416,5 @@ def test_the_command_prints_a_verdict_and_its_exit_code_says_whether_all_is_well
 
 @pytest.mark.parametrize("arguments", [[], ["--table", "t", "--spark", "t"]])
 def test_exactly_one_source_must_be_given(arguments: list[str]) -> None:
-    with pytest.raises(SettingsError, match="either --table, or --spark"):
+    with pytest.raises(SettingsError, match="give --strategy and --group, or --table"):
         app(arguments, exit_on_error=False, result_action="return_value")
