@@ -99,8 +99,10 @@ def without_views(kind: Any) -> Any:
         return pa.struct([each.with_type(without_views(each.type)) for each in kind])
     if pa.types.is_map(kind):
         return pa.map_(without_views(kind.key_type), without_views(kind.item_type))
-    if is_list(kind) and not pa.types.is_fixed_size_list(kind):
+    if is_list(kind):
         item = kind.field(0).with_type(without_views(kind.value_type))
+        if pa.types.is_fixed_size_list(kind) and item == kind.field(0):
+            return kind
         return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
     return kind
 

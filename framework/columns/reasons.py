@@ -40,13 +40,14 @@ def reasons(
     found = {}
     for row, value in zip(quoted.tolist(), values, strict=True):
         place = next((name for name, where in cast.places.items() if name and where[row]), "")
-        found[row] = _reason(f"{column}{place}", type_name, _inside(value, place))
+        found[row] = cannot_hold(f"{column}{place}", type_name, _inside(value, place))
     for row in rows[_QUOTED_ROWS:].tolist():
         found[row] = f"column {column} ({type_name}): the value does not fit"
     return found
 
 
-def _reason(column: str, type_name: str, value: object) -> str:
+def cannot_hold(column: str, type_name: str, value: object) -> str:
+    """Return the reason why a column cannot have a value."""
     if value is None:
         return f"column {column} ({type_name}) cannot be null"
     return f"column {column} ({type_name}) cannot hold {excerpt(value)}"

@@ -156,3 +156,14 @@ def to_duration(array: Array, to: Any) -> Cast:
     return _scaled(
         array.cast(pa.int64()), UNITS[array.type.unit], UNITS[to.unit], to, per_second=True
     )
+
+
+def cut_off(cast: Cast, digits: int) -> Cast:
+    """Cut times and spans of microseconds to so many digits of a second, at most 6."""
+    by = 10 ** (6 - digits)
+    if by == 1:
+        return cast
+    kind: Any = cast.array.type
+    quotient, lost = _divided(cast.array.cast(pa.int64()), by)
+    ticks = pc.multiply(quotient, pa.scalar(by, pa.int64()))
+    return cast._replace(array=ticks.cast(kind), cut=either(cast.cut, lost))

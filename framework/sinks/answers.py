@@ -148,7 +148,7 @@ _POSTGRES_LATER: Final = (
 )
 _POSTGRES_SCHEMA: Final = ("42P01", "42703", "42804", "42846")
 _POSTGRES_VALUES: Final = ("22", "23", "44")  # values that cannot be stored, and constraints
-_POSTGRES_STOP: Final = ("28", "3D", "3F", "42501", "42601")
+_POSTGRES_STOP: Final = ("28", "3D", "3F", "42501")
 _ROW_SECURITY: Final = (
     "ExecWithCheckOptions"  # the server's function; its message is in the server's language
 )

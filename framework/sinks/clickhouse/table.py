@@ -18,7 +18,7 @@ from ...record import COORDINATES
 from .counting import Counting
 from .deduplication import REPLICATED
 from .fences import new_name, refusal, refuses
-from .types import cast_to, type_of
+from .types import cast_to, is_variant, takes_null, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ class ClickHouseColumn:
     @property
     def is_needed(self) -> bool:
         """Whether every row must have a value."""
-        return not self.has_default and not self.type.nullable
+        return not self.has_default and not takes_null(self.type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,14 @@ class ClickHouseTable:
             cast.append(fitted.table)
             at += rows.num_rows
         table = pa.concat_tables(cast, promote_options="permissive")
+        # The server makes no Variant of a column that has no type; it is null where an INSERT lacks it.
+        typeless = [
+            each.name
+            for each in columns
+            if is_variant(each.type) and pa.types.is_null(table.schema.field(each.name).type)
+        ]
+        if len(typeless) < table.num_columns:
+            table = table.drop_columns(typeless)
         return Block(Fitted(table, refused, frozenset(general), cut, left_out), columns)
 
 

@@ -58,7 +58,7 @@ FLOATS: dict[str, pa.DataType] = {
     "Float64": pa.float64(),
 }
 _PLAIN = {**INTEGERS, **FLOATS, "Bool": pa.bool_()}
-_NULLABLE = ("Variant", "Dynamic")  # without being wrapped in Nullable
+_NULLABLE = ("Variant", "Dynamic")
 _MOST_CLOCK = 999 * 3600 + 59 * 60 + 59  # seconds in Time
 _INTERVALS = (
     *("Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour"),
@@ -81,6 +81,16 @@ def type_of(text: str) -> ColumnType:
         return get_from_name("Dynamic")
 
 
+def is_variant(target: ColumnType) -> bool:
+    """Return whether values of a column have types of their own; it is null without being `Nullable`."""
+    return target.base_type in _NULLABLE
+
+
+def takes_null(target: ColumnType) -> bool:
+    """Return whether null fits a type."""
+    return bool(target.nullable) or is_variant(target)
+
+
 def cast_to(array: Array, target: ColumnType, *, has_default: bool = False) -> Cast:
     """Cast a column to a ClickHouse type.
 
@@ -98,7 +108,7 @@ def cast_to(array: Array, target: ColumnType, *, has_default: bool = False) -> C
         cast = fit(array, _PLAIN[target.base_type])
     else:
         cast = _CASTERS.get(target.base_type, _by_the_server)(array, target)
-    if has_default or target.nullable or target.base_type in _NULLABLE:
+    if has_default or takes_null(target):
         return cast
     return cast._replace(bad=either(cast.bad, null_rows(array)))
 

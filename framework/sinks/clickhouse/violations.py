@@ -54,7 +54,8 @@ async def violations(
     used = [
         column
         for column in columns
-        if re.search(rf"(?<!\w){re.escape(column.name)}(?!\w)", expression)
+        if column.name in rows.column_names
+        and re.search(rf"(?<!\w){re.escape(column.name)}(?!\w)", expression)
     ]
     structure = (
         ", ".join(f"{quote_identifier(each.name)} {each.type_name}" for each in used)

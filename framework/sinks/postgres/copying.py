@@ -6,6 +6,7 @@ that runs in the server: so 30,000 refused rows of 32,768 take seconds.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ import psycopg
 from psycopg import sql
 
 from ...columns.kinds import whole
+from ...columns.reasons import cannot_hold
 from ...columns.texts import POSTGRES, text_of
 from ...errors import StrategyError
 from ...service.threads import run_in_thread
@@ -36,16 +38,21 @@ _SMALL: Final = 256  # rows; fewer are inserted one by one
 _MOST_BYTES: Final = 16 << 20  # of a small part
 _SECURITY: Final = "SELECT row_security_active(to_regclass(%s))"
 
-# Its values are literals without a type, so that the server reads them as COPY does.
+# Its values are literals without a type, so that the server reads them as COPY does. Errors do not name the
+# column: of a row with a wrong value, each is cast alone.
 _ONE_BY_ONE: Final = """
 DO $kmr$
 DECLARE
     line record;
+    cast_alone record;
     refused jsonb := '{}';
     detail text;
+    state text;
+    message text;
+    wrong int;
 BEGIN
     FOR line IN
-        SELECT number - 1 AS number, (
+        SELECT number - 1 AS number, cells AS row_of, (
             SELECT string_agg(quote_nullable(cell), ', ' ORDER BY at)
             FROM json_array_elements_text(cells) WITH ORDINALITY AS each(cell, at)) AS cells
         FROM json_array_elements(current_setting('kmr.rows')::json) WITH ORDINALITY AS rows(cells, number)
@@ -54,15 +61,32 @@ BEGIN
             EXECUTE current_setting('kmr.insert') || '(' || line.cells || ')' || current_setting('kmr.after');
         EXCEPTION WHEN OTHERS THEN
             GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+            state := SQLSTATE;
+            message := SQLERRM;
+            wrong := NULL;
+            IF state ~ '^(22|42601|23514|0A)' THEN
+                FOR cast_alone IN
+                    SELECT (each.value->>0)::int AS at, line.row_of->>(each.value->>0)::int AS cell,
+                           each.value->>1 AS type
+                    FROM json_array_elements(current_setting('kmr.casts')::json) AS each
+                LOOP
+                    BEGIN
+                        EXECUTE 'SELECT ' || quote_nullable(cast_alone.cell) || '::' || cast_alone.type;
+                    EXCEPTION WHEN OTHERS THEN
+                        wrong := cast_alone.at;
+                        EXIT;
+                    END;
+                END LOOP;
+            END IF;
             refused := refused
-                || jsonb_build_object(line.number, jsonb_build_array(SQLSTATE, SQLERRM, detail));
+                || jsonb_build_object(line.number, jsonb_build_array(state, message, detail, wrong));
         END;
     END LOOP;
     PERFORM set_config('kmr.refused', refused::text, true);
 END $kmr$"""
 _GIVE: Final = """
 SELECT set_config('kmr.insert', %s, true), set_config('kmr.after', %s, true),
-       set_config('kmr.rows', %s, true)"""
+       set_config('kmr.rows', %s, true), set_config('kmr.casts', %s, true)"""
 _TAKE: Final = "SELECT current_setting('kmr.refused')"
 
 
@@ -92,6 +116,9 @@ class Copying:
         self._connection = connection
         self._table = table
         self._progress = progress
+        self._columns = columns
+        casts = [(at, each.type_name) for at, each in enumerate(columns)]
+        self._casts = msgspec.json.encode(casts).decode()
         self._is_secured = False
         self._copy_statement = f"COPY {table} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
         self._insert = f"INSERT INTO {table} ({names}) VALUES "  # noqa: S608  quoted
@@ -154,12 +181,20 @@ class Copying:
     async def _one_by_one(self, part: pa.Table) -> dict[int, Answer]:
         rows = await run_in_thread(_cells, part)
         execute: Any = self._connection.execute
-        await execute(_GIVE, (self._insert, self._after, rows))
+        await execute(_GIVE, (self._insert, self._after, rows, self._casts))
         await execute(sql.SQL(_ONE_BY_ONE))
         (found,) = await (await execute(_TAKE)).fetchone()
         refused = {}
-        for row, (state, text, detail) in msgspec.json.decode(found).items():
+        for row, (state, text, detail, wrong) in msgspec.json.decode(found).items():
             answer = of_sqlstate(state, text, detail)
+            if wrong is None:  # the server cuts bits to their length where it casts them alone
+                of_type = [at for at, each in enumerate(self._columns) if each.type_name in text]
+                wrong = of_type[0] if len(of_type) == 1 else None
+            if wrong is not None:
+                value = part.column(wrong)[int(row)].as_py()
+                column = self._columns[wrong]
+                named = cannot_hold(column.name, column.type_name, value)
+                answer = replace(answer, reason=f"{named}: {answer.reason}")
             if state == "42501" and self._is_secured:  # a policy refuses the row
                 answer = Answer("rows", answer.reason)
             if answer.kind in ("later", "stop"):

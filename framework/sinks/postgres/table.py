@@ -16,10 +16,18 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 _COLUMNS: Final = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, a.atttypmod, NOT a.attnotnull,
-       a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a'
-FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+WITH RECURSIVE base (oid, type, modifier, not_null, has_default) AS (
+    SELECT oid, oid, -1, false, false FROM pg_type
+    UNION ALL
+    SELECT base.oid, t.typbasetype, greatest(modifier, t.typtypmod), not_null OR t.typnotnull,
+           has_default OR t.typdefault IS NOT NULL
+    FROM base JOIN pg_type t ON t.oid = base.type WHERE t.typtype = 'd')
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, greatest(a.atttypmod, base.modifier),
+       NOT (a.attnotnull OR base.not_null), a.atthasdef OR a.attidentity <> '' OR base.has_default,
+       a.attgenerated <> '' OR a.attidentity = 'a'
+FROM pg_attribute a JOIN base ON base.oid = a.atttypid JOIN pg_type t ON t.oid = base.type
+WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped AND t.typtype <> 'd'
+ORDER BY a.attnum"""
 
 
 _KINDS_OF: Final = {
@@ -29,6 +37,8 @@ _KINDS_OF: Final = {
     "timestamp": ("timestamptz", "timestamp"),
 }
 """The types that can hold the coordinates of records."""
+_CLOCKS: Final = ("time", "timetz", "timestamp", "timestamptz", "interval")
+_MOST_DIGITS: Final = 6  # of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,7 @@ async def read_table(connection: Connection, name: TableName) -> PostgresTable |
             modifier - 4 if kind in ("varchar", "bpchar") and modifier > 4 else None,
             nullable,
             has_default,
+            modifier & 0xFFFF if kind in _CLOCKS and modifier & 0xFFFF <= _MOST_DIGITS else None,
         )
         for column, type_name, kind, modifier, nullable, has_default, generated in rows
         if not generated
@@ -106,11 +117,10 @@ async def read_table(connection: Connection, name: TableName) -> PostgresTable |
 
 
 def _digits(kind: str, modifier: int) -> tuple[int, int] | None:
-    """Decode precision and scale of a `numeric`."""
+    """Decode precision and scale of a `numeric`; the scale is from -1000 to 1000."""
     if kind != "numeric" or modifier < 0:
         return None
-    precision, scale = (modifier - 4) >> 16, (modifier - 4) & 0x7FF
-    return (precision, scale) if scale <= precision else None
+    return (modifier - 4) >> 16, ((modifier - 4) & 0x7FF ^ 1024) - 1024
 
 
 def create_table(name: TableName, schema: pa.Schema, key: Sequence[str] = ()) -> str:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from ...columns.casting import Cast, between
+from ...columns.casting import Cast, Misfit, between
 from ...columns.fitted import TargetColumn
 from ...columns.fitting import fit, json_cast, to_text
 from ...columns.kinds import (
@@ -25,6 +25,7 @@ from ...columns.kinds import (
 )
 from ...columns.numbers import decimal_text
 from ...columns.texts import POSTGRES, UNITS, text_of
+from ...columns.times import cut_off
 from ...errors import StrategyError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     "float4": pa.float32(),
     "float8": pa.float64(),
     "bool": pa.bool_(),
+    "oid": pa.uint32(),
     "bytea": pa.binary(),
     "date": pa.date32(),
     "time": pa.time64("us"),
@@ -62,6 +64,11 @@ _TYPES: Final[Mapping[pa.DataType, str]] = {
     pa.date32(): "date",
     pa.date64(): "date",
 }
+_BYTES: Final[Mapping[str, int]] = {"char": 1, "name": 63}
+"""The most bytes of a text; the server cuts off more."""
+_FRACTIONS: Final[Mapping[str, int]] = {"timetz": 6, "interval": 6, "money": 2}
+"""The most digits after the point, in types that the server casts; it rounds more."""
+_TIMETZ: Final = r"^[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?([zZ]|[+-][0-9]{2}(:?[0-9]{2})?)?$"
 _KINDS: Final[Sequence[tuple[Callable[[Any], bool], str]]] = (
     (is_text, "text"),
     (is_bytes, "bytea"),
@@ -82,6 +89,7 @@ class PostgresColumn(NamedTuple):
         length: the most characters of a `varchar` or `char` that has a limit.
         nullable: whether null fits.
         has_default: whether rows may lack it.
+        clock: the most digits of a second of a time or span that has a limit.
     """
 
     name: str
@@ -91,6 +99,7 @@ class PostgresColumn(NamedTuple):
     length: int | None = None
     nullable: bool = True
     has_default: bool = False
+    clock: int | None = None
 
     @property
     def is_needed(self) -> bool:
@@ -100,7 +109,7 @@ class PostgresColumn(NamedTuple):
     @property
     def arrow(self) -> pa.DataType:
         """The Arrow type whose values are cast here; text for types that the server casts."""
-        if self.kind == "numeric" and self.digits is not None and self.digits[0] <= 76:
+        if self.digits is not None and self.digits[0] <= 76:
             return (pa.decimal128 if self.digits[0] <= 38 else pa.decimal256)(*self.digits)
         return _ARROW.get(self.kind, pa.string())
 
@@ -148,27 +157,44 @@ def _cast(column: PostgresColumn, array: Array) -> Cast:
 def _cast_values(array: Array, column: PostgresColumn) -> Cast:
     kind = plain(array).type
     if is_nested(kind):
-        return json_cast(array, nul=column.kind != "jsonb")
+        cast = json_cast(array, nul=column.kind != "jsonb")
+        return cast._replace(bad=either(cast.bad, _bad_text(cast.array, column)))
     if not is_text(column.arrow):
         cast = fit(array, column.arrow)
+        if column.clock is not None:
+            cast = cut_off(cast, column.clock)
         return cast._replace(bad=either(cast.bad, _beyond(cast.array)))
+    if column.kind == "timetz" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        raise Misfit(f"{kind} is no time of a day")
     is_uuid = isinstance(array.type, pa.UuidType)
     if not is_uuid and (is_text(kind) or is_bytes(kind) or pa.types.is_null(kind)):
         cast = to_text(array)
-    elif pa.types.is_duration(kind):
-        spans = fit(array, pa.duration("us"))
-        cast = spans._replace(array=text_of(spans.array, POSTGRES))
+    elif pa.types.is_duration(kind) or (pa.types.is_time(kind) and column.kind == "timetz"):
+        to = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+        ticks = cut_off(fit(array, to), 6 if column.clock is None else column.clock)
+        cast = ticks._replace(array=text_of(ticks.array, POSTGRES))
     else:
         cast = Cast(text_of(array, POSTGRES))
     return cast._replace(bad=either(cast.bad, _bad_text(cast.array, column)))
 
 
 def _bad_text(text: Array, column: PostgresColumn) -> Mask:
+    """Mark texts that the server would cut, round, or not take."""
     bad = rows_where(pc.match_substring(text, "\0"))
     if column.length is not None:
         bad = either(bad, rows_where(pc.greater(pc.utf8_length(text), pa.scalar(column.length))))
+    if (most := _BYTES.get(column.kind)) is not None:
+        bad = either(bad, rows_where(pc.greater(pc.binary_length(text), pa.scalar(most))))
     if column.digits is not None:  # more than Arrow's 76: the server would round
         bad = either(bad, decimal_text(text, *column.digits).bad)
+    if column.kind == "timetz":
+        bad = either(bad, rows_unless(pc.match_substring_regex(text, _TIMETZ)))
+    if column.kind == "money":  # the server reads text without digits as 0
+        bad = either(bad, rows_unless(pc.match_substring_regex(text, "[0-9]")))
+    if (digits := _FRACTIONS.get(column.kind)) is not None:
+        digits = digits if column.clock is None else column.clock
+        too_fine = rf"\.[0-9]{{{digits}}}0*[1-9]"
+        bad = either(bad, rows_where(pc.match_substring_regex(text, too_fine)))
     return bad
 
 

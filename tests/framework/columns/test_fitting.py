@@ -283,3 +283,11 @@ def test_a_null_that_a_dictionary_hides_does_not_fit_a_field_that_is_never_null(
 def test_a_uuid_as_text_is_its_text_though_its_bytes_are_utf_8() -> None:
     made = fit(pa.array([b"0" * 16], pa.uuid()), pa.string())
     assert made.array.to_pylist() == ["30303030-3030-3030-3030-303030303030"]
+
+
+def test_views_inside_of_lists_of_a_fixed_size_are_made_known_to_kernels() -> None:
+    of_views = pa.array([["a", None], None], pa.list_(pa.string_view(), 2))
+    of_numbers = pa.array([[1, 2], None], pa.list_(pa.int8(), 2))
+    table = known_to_kernels(pa.table({"v": of_views, "n": of_numbers}))
+    assert table.take([0]).to_pylist() == [{"v": ["a", None], "n": [1, 2]}]
+    assert table["n"].type == of_numbers.type

@@ -23,7 +23,7 @@ class Case:
         return self.name
 
 
-def _days(year: int) -> int:
+def days_to(year: int) -> int:
     """Days from 1970-01-01 to the first of January of a year of the proleptic Gregorian calendar."""
     y = year - 1
     return y * 365 + y // 4 - y // 100 + y // 400 - 719_162
@@ -138,7 +138,7 @@ def floats(bits: int) -> list[Any]:
 
 def timestamps(unit: str) -> list[Any]:
     scale = UNITS[unit]
-    found = [_days(y) * DAY * scale for y in (*YEARS, *YEARS_FAR)]
+    found = [days_to(y) * DAY * scale for y in (*YEARS, *YEARS_FAR)]
     found += [
         0,
         -1,
@@ -148,11 +148,11 @@ def timestamps(unit: str) -> list[Any]:
         2**63 - 1,
         -(2**63),
         -(2**63) + 1,
-        (_days(2000) * DAY + 45) * scale + scale // 3,
+        (days_to(2000) * DAY + 45) * scale + scale // 3,
     ]
     found += [
-        (_days(10_000) * DAY) * scale - 1,
-        (_days(1) * DAY) * scale - 1,
+        (days_to(10_000) * DAY) * scale - 1,
+        (days_to(1) * DAY) * scale - 1,
         -62135596800 * scale - 3600 * scale,
     ]
     return [*(n for n in found if -(2**63) <= n < 2**63), None]
@@ -185,7 +185,7 @@ def plain_cases() -> list[Case]:
         Case("fixed[3]", pa.array([b"abc", b"\x00\x00\x00", b"\xff\xed\xa0", None], pa.binary(3)))
     )
     found.append(Case("fixed[0]", pa.array([b"", b"", None], pa.binary(0))))
-    days = [_days(y) for y in (*YEARS, *YEARS_FAR)] + [0, -1, 1, 2**31 - 1, -(2**31), None]
+    days = [days_to(y) for y in (*YEARS, *YEARS_FAR)] + [0, -1, 1, 2**31 - 1, -(2**31), None]
     found.append(Case("date32", _cast(days, pa.int32(), pa.date32())))
     ms = [d * DAY * 1000 for d in days if d is not None] + [None]
     found.append(Case("date64", _cast(ms, pa.int64(), pa.date64())))

@@ -446,3 +446,20 @@ async def test_null_stays_null(
     assert client.query(f"SELECT isNull(x) FROM {table} ORDER BY offset").result_columns == [
         [0, 1, 0]
     ]
+
+
+@pytest.mark.parametrize("kind", ["Variant(Int64, String)", "Dynamic"])
+async def test_a_variant_that_rows_lack_or_that_has_only_nulls_is_null(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter, kind: str
+) -> None:
+    table = create_table(f"{OFFSETS}, v {kind}")
+    writer = await open_writer(table)
+    assert poisoned_offsets(await flush(writer, rows(0, 2))) == []
+    assert (
+        poisoned_offsets(await flush(writer, rows(2, 1, v=pa.nulls(1)), rows(3, 1, v=["a"]))) == []
+    )
+    assert poisoned_offsets(await flush(writer, rows(4, 1, v=pa.nulls(1)))) == []
+    found = client.query(
+        f"SELECT offset, v::Nullable(String) FROM {table} ORDER BY offset"
+    ).result_rows
+    assert found == [(0, None), (1, None), (2, None), (3, "a"), (4, None)]

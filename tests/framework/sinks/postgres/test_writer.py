@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -92,8 +92,69 @@ async def test_types_that_the_server_casts_take_text(postgres_url: str, context:
     assert query(postgres_url, "SELECT id, host(at), mood, numbers, document FROM hits") == [
         (key, "10.0.0.1", "happy", [1, 2], {"a": [1]})
     ]
-    refuses = 'PostgreSQL table hits refuses it: invalid input syntax for type inet: "nowhere"'
-    assert refused(result) == [(1, refuses)]
+    named = "PostgreSQL table hits refuses it: column at (inet) cannot hold 'nowhere'"
+    assert refused(result) == [(1, f'{named}: invalid input syntax for type inet: "nowhere"')]
+
+
+_LOCAL = timezone(timedelta(hours=2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "does_not"),
+    [
+        ('"char"', "a", "ab"),
+        ("name", "n" * 63, "n" * 64),
+        ("cents", "1.50", "1.505"),
+        ("numeric(3,-2)", 400, 393),
+        ("numeric(2,4)", "0.0099", "0.01"),
+        ("money", "1.50", "1.505"),
+        ("money", "1.50", ""),
+        ("oid", 2**32 - 1, -1),
+        ("timetz", "12:30:00+02:00", "2026-01-31T12:30:00+02:00"),
+        ("timetz", "12:30:00+02:00", datetime(2026, 1, 31, 12, 30, tzinfo=_LOCAL)),
+        ("interval", "1 day 00:00:00.5", "00:00:00.0000005"),
+        ("interval day to second(0)", "1 day", "00:00:00.5"),
+        ("bit(3)", "101", "1"),
+        ("small", 199, 200),
+        ("tsvector", "a:1", "a:x"),
+    ],
+)
+async def test_what_the_server_would_cut_round_or_not_take_is_refused_with_column_and_value(
+    postgres_url: str, context: Context, kind: str, fits: Any, does_not: Any
+) -> None:
+    execute(
+        postgres_url,
+        "CREATE DOMAIN cents AS numeric(5,2)",
+        "CREATE DOMAIN small AS smallint CHECK (VALUE < 200)",
+        f'CREATE TABLE hits ("offset" bigint, v {kind}, other text)',
+    )
+    of_one_type = isinstance(fits, type(does_not))
+    values = [fits, does_not, fits] if of_one_type else [does_not] * 3
+    result = await flush(await opened(postgres_url, context), rows(0, 2, v=values, other=["x"] * 3))
+    found = refused(result)
+    assert [offset for offset, _ in found] == ([1] if of_one_type else [0, 1, 2])
+    assert all("column v (" in reason for _, reason in found)
+    if of_one_type:
+        assert f"cannot hold {str(does_not)[:20]}" in found[0][1].replace("'", "")
+        assert query(postgres_url) == [0, 2]
+
+
+async def test_digits_of_a_second_that_a_column_lacks_are_cut_off_not_rounded(
+    postgres_url: str, context: Context
+) -> None:
+    execute(
+        postgres_url,
+        'CREATE TABLE hits ("offset" bigint, t time(3), at timestamptz(0), d interval second(1))',
+    )
+    at = datetime(2026, 1, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+    result = await flush(
+        await opened(postgres_url, context),
+        rows(0, 0, t=[at.time()], at=[at], d=[timedelta(seconds=1.96)]),
+    )
+    assert refused(result) == []
+    assert query(postgres_url, "SELECT t::text, at AT TIME ZONE 'UTC', d::text FROM hits") == [
+        ("23:59:59.999", datetime(2026, 1, 31, 23, 59, 59), "00:00:01.9")  # noqa: DTZ001
+    ]
 
 
 async def test_a_kill_at_any_step_loses_and_doubles_nothing(
