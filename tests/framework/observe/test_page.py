@@ -78,14 +78,15 @@ def status(partitions: int, *stages: StageStatus) -> WorkerStatus:
     )
 
 
-def drawn(now: WorkerStatus, consumed: float = 0.0) -> dict[str, Any]:
-    """Show a status, and report what the page has."""
+def drawn(now: WorkerStatus, consumed: float = 0.0, across: int = 1280) -> dict[str, Any]:
+    """Show a status in a window so many pixels across, and report what the page has."""
     assert NODE is not None
     page = resources.files("kmr.observe").joinpath("health.html").read_text(encoding="utf-8")
     found = re.search(r"<script>(.*)</script>", page, re.DOTALL)
     assert found is not None
     show = f"show({msgspec.json.encode(now).decode()}, {{ consumed: {consumed}, settled: 0 }});"
-    program = "\n".join((DOCUMENT, found[1], show, REPORT))
+    window = f"globalThis.innerWidth = {across};"
+    program = "\n".join((DOCUMENT, window, found[1], show, REPORT))
     ended = subprocess.run([NODE, "-"], input=program, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     report: dict[str, Any] = json.loads(ended.stdout)
@@ -134,6 +135,26 @@ def test_the_cells_of_all_copies_are_apart_and_inside_their_box(partitions: int)
         assert left < x < x + wide < left + width
         assert top < y < y + high < top + height
         assert min(wide, high) > 1
+
+
+def test_on_a_phone_the_stages_are_in_a_column_and_no_two_boxes_overlap() -> None:
+    stages = (StageStatus("map t-0", "idle", 0), StageStatus("reduce-1", "flushing", 3))
+    now = status(
+        1, *stages, StageStatus("reduce-2", "idle", 0), StageStatus("reduce-err", "idle", 0)
+    )
+    page = drawn(now, across=390)
+    assert page["width"] < 390
+    assert drawn(now)["width"] > 1000
+    consumer, *others = page["boxes"]
+    column = [box for box in others if box[0] == consumer[0]]
+    assert [box[1] for box in column] == sorted(box[1] for box in column)
+    assert len(column) == 5  # map, two reducers, commit, event handler
+    for number, (x, y, width, height) in enumerate(page["boxes"]):
+        assert 0 < x < x + width < page["width"]
+        for left, top, wide, high in page["boxes"][number + 1 :]:
+            apart = x + width < left or left + wide < x or y + height < top or top + high < y
+            assert apart
+    assert "3 queued" in page["lines"]
 
 
 def test_few_copies_are_rows_of_their_own_below_their_sum() -> None:
