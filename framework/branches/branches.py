@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,7 +18,7 @@ from ..reducers.sink import NEW, Capabilities, Refusal, RowsRefused, Sink, capab
 from .branch import Branch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
@@ -313,6 +314,11 @@ def as_chain(given: object, what: str) -> tuple[Reducer, ...]:
             "needs to know the record of each row"
         )
     for reducer in chain:
+        if isinstance(reducer, Mapping):
+            raise StrategyError(
+                f"{what}: branches cannot follow a reducer: give the mapping alone, and put reducers into "
+                "the list of each branch"
+            )
         if not isinstance(reducer, Reducer):
             raise StrategyError(
                 f"{what}: {reducer!r} is not a reducer: pass an object of a class that extends Reducer"

@@ -317,9 +317,12 @@ def parse_duration(given: Any, subject: str) -> float:
         StrategyError: it is no duration; the message begins with `subject`.
     """
     try:
-        return parse_quantity(given, SECONDS) if isinstance(given, str) else float(given)
+        seconds = parse_quantity(given, SECONDS) if isinstance(given, str) else float(given)
     except (TypeError, ValueError) as error:
         raise StrategyError(f"{subject}: {error}") from error
+    if not isfinite(seconds):
+        raise StrategyError(f"{subject}: {given!r} is no duration")
+    return seconds
 
 
 def read_quantity(text: str, unit: str) -> float | str:

@@ -32,6 +32,7 @@ Late = Literal["drop", "dead-letter", "reemit"]
 
 MICROS: Final = 1_000_000
 _MOST_HOPS: Final = 1000
+_LONGEST: Final = 10 * 365 * 86_400 * MICROS
 _MARK_INTERVAL: Final = 4.0
 
 
@@ -132,7 +133,8 @@ class Window(Collecting):
                 'Window: columns is empty; count rows with {"rows": ("*", "count")}'
             )
         self.session = None if session is None else _micros("session", session)
-        self.length = _micros("max", _longest(length, session, every, max))
+        longest = _longest(length, session, every, max)
+        self.length = _micros("length" if session is None else "max", longest)
         self.every = self.length if every is None else _micros("every", every)
         self.ahead = None if ahead is None else _micros("ahead", ahead)
         self.lateness = _micros("lateness", lateness, zero=True)
@@ -140,7 +142,7 @@ class Window(Collecting):
         self.correct = 0 if correct is None else _micros("correct", correct)
         self._check_corrections()
         self.time, self.by, self.keyed = time, list(by), keyed
-        self.columns = dict(columns)
+        self.columns = _pairs(columns)
         if self.session is not None and self.session > self.length:
             raise StrategyError(f"Window: max={max!r} is shorter than session={session!r}, the gap")
         if self.length % self.every or self.length // self.every > _MOST_HOPS:
@@ -218,7 +220,13 @@ class Window(Collecting):
         rows = "final: the topic is keyed by the group"
         if not self.keyed:
             rows = "partial, one for each partition (column partition): the table adds them up"
-        return f"{self.definition}, late rows: {self.late}; rows are {rows}"
+        kept = ""
+        if self.session is not None:
+            kept = (
+                f"; rows of {', '.join(self.sources)} are kept until their session is over, and records held "
+                f"for up to {3 * self.length / MICROS:g}s"
+            )
+        return f"{self.definition}, late rows: {self.late}; rows are {rows}{kept}"
 
     @property
     def sources(self) -> list[str]:
@@ -351,4 +359,17 @@ def _micros(name: str, given: str | float, *, zero: bool = False) -> int:
     micros = round(parse_duration(given, f"Window: {name}") * MICROS)
     if micros < 0 or (micros == 0 and not zero):
         raise StrategyError(f"Window: {name} must be above 0, not {given!r}")
+    if micros > _LONGEST:
+        raise StrategyError(f"Window: {name} must be less than ten years, not {given!r}")
     return micros
+
+
+def _pairs(columns: Mapping[str, Any]) -> dict[str, tuple[str, str | WindowFunction]]:
+    """Return the columns with their sources and functions. Raises StrategyError."""
+    try:
+        return {name: (source, function) for name, (source, function) in dict(columns).items()}
+    except (TypeError, ValueError):
+        raise StrategyError(
+            'Window: columns has for each new column its source and its function: {"hits": ("*", "count"), '
+            f'"ms": ("ms", "mean")}}, not {columns!r}'
+        ) from None

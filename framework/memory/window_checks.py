@@ -23,6 +23,11 @@ def check_windows(strategy: Strategy) -> None:
     window, reducers = strategy.window, strategy.reducers
     if window is None:
         return
+    if sum(isinstance(each, Window) for each in reducers) > 1:
+        raise StrategyError(
+            "reduce=: a strategy has one Window: let its rows go to a topic, and a strategy of that topic "
+            "have the next one"
+        )
     sink = reducers[-1]
     at = next(number for number, each in enumerate(reducers) if each is window)
     if at != len(reducers) - 2 or not isinstance(sink, Sink):
