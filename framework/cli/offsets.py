@@ -19,6 +19,7 @@ from ..delivery.announcement import (
     generation_of,
     next_generation,
     read_announcement,
+    read_closed,
 )
 from ..errors import ConsumerError, SettingsError
 from ..kafka.admin import Admin, GroupListing, connect_admin
@@ -43,6 +44,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
         member: the name of the member that has it: its client id, and the beginning of its member id.
         generation: the generation of its offsets, which each reset raises.
         announced: the range from the committed offset that a worker is writing, or was when it ended.
+        held: offsets from the committed one on that open windows hold; they are no lag.
     """
 
     topic: str
@@ -54,6 +56,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     member: str | None
     generation: int = 0
     announced: Announcement | None = None
+    held: int = 0
 
 
 @Parameter(name="*", negative_bool=())
@@ -116,7 +119,7 @@ def show(
             Text(f"{row.topic}-{row.partition}"),
             *("-" if figure is None else f"{figure:,}" for figure in figures),
             Text(row.member or "-"),
-            Text(_range(row.announced)),
+            Text(_range(row.announced) or _held(row.held)),
         )
     console.print(table)
     lags = [row.lag for row in rows if row.lag is not None]
@@ -202,7 +205,9 @@ async def _look(settings: GroupSettings) -> tuple[GroupListing, list[PartitionOf
     for at in wanted:
         commit = committed.get(at)
         offset = None if commit is None else commit.offset
-        lag = None if offset is None else max(0, ends[at] - max(offset, starts[at]))
+        closed = read_closed(at, commit)
+        held = 0 if offset is None or closed is None else max(0, closed.read_to + 1 - offset)
+        lag = None if offset is None else max(0, ends[at] - max(offset + held, starts[at]))
         range_ = read_announcement(at, commit)
         rows.append(
             PartitionOffsets(
@@ -214,6 +219,7 @@ async def _look(settings: GroupSettings) -> tuple[GroupListing, list[PartitionOf
                 members.get(at),
                 generation_of(at, commit),
                 range_,
+                held,
             )
         )
     return group, rows
@@ -289,6 +295,10 @@ def _range(announcement: Announcement | None) -> str:
         return ""
     rows = f"{announcement.rows:,} rows by {announcement.writer}"
     return f"{announcement.first:,}..{announcement.last:,}, {rows}"
+
+
+def _held(offsets: int) -> str:
+    return f"open windows hold {offsets:,}" if offsets else ""
 
 
 def milliseconds(text: str, flag: str = "--to-timestamp") -> int:

@@ -290,11 +290,10 @@ class Window(Collecting):
         state = self.state()
         state.take(rows)
         out = state.close_all().schema
-        never = ("window_start", "window_end", "partition")
-        counts = [name for name, (_, f) in self.columns.items() if f in ("count", "count_distinct")]
-        return pa.schema(
-            [field.with_nullable(field.name not in (*never, *counts)) for field in out]
-        )
+        never = {"window_start", "window_end", "partition"}
+        never |= {name for name, (_, f) in self.columns.items() if f in ("count", "count_distinct")}
+        never |= {field.name for field in schema if field.name in self.by and not field.nullable}
+        return pa.schema([field.with_nullable(field.name not in never) for field in out])
 
     def flush(self) -> pa.Table:
         """Return the rows of all windows of the collected rows, as if all of them closed now.

@@ -10,7 +10,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from anyio import to_thread
 
-from kmr.delivery.announcement import Announcement
+from kmr.delivery.announcement import Announcement, Closed, Generation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -101,6 +101,18 @@ async def test_an_announced_range_is_shown_and_a_reset_says_what_it_forgets(
     assert "4..7, 8 rows by one" in output.out
     assert "may have been written already" in output.out
     assert "announced ranges" not in (await offsets("reset", "--to-offset", "7")).out
+
+
+async def test_what_open_windows_hold_is_no_lag(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]]
+) -> None:
+    await produce(broker)
+    await commit(broker, 4, Generation(0, closed=Closed(read_to=7)).metadata)
+    shown = (await offsets("show")).out
+    assert "open windows hold 4" in shown
+    assert shown.endswith("total lag: 2\n")
+    (partition,) = json.loads((await offsets("show", "--json")).out)["partitions"]
+    assert (partition["held"], partition["lag"]) == (4, 2)
 
 
 async def test_each_reset_begins_a_new_generation_of_offsets(
