@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import statistics
 import time
-from typing import TYPE_CHECKING, Any
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
+import clickhouse_connect
 import msgspec
 import pyarrow as pa
 import structlog
@@ -30,7 +34,7 @@ from kmr.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kmr.reducers.reducer import Reducer
+    from kmr.reducers.reducer import Limits, Reducer
 
 BATCH = 5_000
 
@@ -80,6 +84,110 @@ class Bytes(Collecting, Sink):
             stream.write_table(table)
 
 
+class Counting(Bytes):
+    """Notes how many rows each flush has; a worker uses copies of it, so that the class has the list."""
+
+    flushed: ClassVar[list[int]] = []
+
+    def flush(self, write: Write = NEW) -> None:
+        self.flushed.append(sum(map(len, self.rows)))
+        super().flush(write)
+
+
+RARE: Final = 1_000
+"""Records of which one is for the rare branch."""
+
+LIMITS: Final[dict[str, Limits]] = {
+    "the defaults": {},
+    "max_rows=10_000": {"max_rows": 10_000},
+    "max_rows=10_000, when_full=backpressure": {"max_rows": 10_000, "when_full": "backpressure"},
+    "max_age=5": {"max_age": 5.0},
+    "max_age=5, when_full=backpressure": {"max_age": 5.0, "when_full": "backpressure"},
+}
+
+
+def rarely(event: Event) -> First | Third:
+    """A row of the rare class, or of the other one."""
+    kind = First if event.number % RARE else Third
+    return kind(event.user, event.amount, event.number)
+
+
+async def feed(limits: Limits, rate: int, seconds: float) -> tuple[int, list[int]]:
+    """Let records come; return how many were settled, and the rows of each flush of the rare branch."""
+    consumer, partition = MemoryConsumer(), TopicPartition("t", 0)
+    Counting.flushed.clear()
+    strategy = Strategy(
+        value=Json(Event), map=rarely, reduce={First: Bytes(**limits), Third: Counting(**limits)}
+    )
+    options: dict[str, Any] = {"topics": ("t",), "group": "rare"}
+    worker = Worker(strategy, Settings(**options), consumer=consumer)
+    batch = rate // 10
+    values = [msgspec.json.encode(Event("somebody", 12.5, at)) for at in range(batch)]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run)
+        await consumer.started.wait()
+        await consumer.rebalance([partition])
+        begin = anyio.current_time()
+        for first in range(0, int(rate * seconds), batch):
+            consumer.put(batch_of("t", 0, first, values))
+            await anyio.sleep_until(begin + (first + batch) / rate)
+        settled, flushed = worker.status().settled, list(Counting.flushed)
+        worker.shutdown("done")
+    return settled, flushed
+
+
+def print_rare(rate: int, seconds: float) -> None:
+    """Measure and print the flushes of a rare branch."""
+    console = Console(highlight=False)
+    for name, limits in LIMITS.items():
+        settled, flushed = anyio.run(feed, limits, rate, seconds)
+        rows = statistics.mean(flushed) if flushed else 0
+        console.print(
+            f"{name:42} {len(flushed):4} flushes, {rows:6.1f} rows each; {settled / seconds:8,.0f} records/s"
+        )
+
+
+def print_by_hand(url: str, rows: int, rounds: int) -> None:
+    """Measure and print what a server takes for the same rows in one INSERT and in three."""
+    client = clickhouse_connect.get_client(dsn=url)
+    for table in ("whole", "part1", "part2", "part3"):
+        client.command(f"DROP TABLE IF EXISTS {table}")
+        client.command(
+            f"CREATE TABLE {table} (user String, amount Float64, number Int64) ENGINE = MergeTree "
+            "ORDER BY number SETTINGS non_replicated_deduplication_window = 10000"
+        )
+
+    def some(count: int) -> pa.Table:
+        columns = {"user": ["somebody"] * count, "amount": [12.5] * count}
+        return pa.table(columns | {"number": range(count)})
+
+    whole, part = some(rows), some(rows // 3)
+    clients = [clickhouse_connect.get_client(dsn=url) for _ in range(3)]
+    tables = ("part1", "part2", "part3")
+
+    def insert(client: Any, table: str, made: pa.Table) -> None:
+        token = {"insert_deduplication_token": uuid.uuid4().hex}
+        client.insert_arrow(table, made, settings=token)
+
+    with ThreadPoolExecutor(3) as pool:
+        ways: dict[str, Callable[[], object]] = {
+            "one INSERT": lambda: insert(client, "whole", whole),
+            "three in turn": lambda: list(map(insert, clients, tables, [part] * 3)),
+            "three at once": lambda: list(pool.map(insert, clients, tables, [part] * 3)),
+        }
+        best = dict.fromkeys(ways, float("inf"))
+        for _ in range(rounds * 10):
+            for name, way in ways.items():
+                begun = time.perf_counter()
+                way()
+                best[name] = min(best[name], time.perf_counter() - begun)
+    console = Console(highlight=False)
+    for name, taken in best.items():
+        console.print(
+            f"{rows:,} rows by hand, {name:14} {taken * 1e3:6.1f} ms  {taken / best['one INSERT']:5.2f}"
+        )
+
+
 def shapes(make: Callable[[str], Reducer]) -> dict[str, Callable[[], Strategy]]:
     """Return the strategies; `make` returns a writer into a table."""
 
@@ -119,8 +227,12 @@ def main() -> None:
     parser.add_argument(
         "--clickhouse", help="write to this server instead: http://host:port/database"
     )
+    parser.add_argument("--rare", action="store_true", help="the flushes of a rare branch")
     given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    if given.rare:
+        print_rare(rate=10_000, seconds=20.0)
+        return
     event = msgspec.json.encode(Event("somebody", 12.5, 1_234_567))
     values = [event] * given.records
 
@@ -140,6 +252,9 @@ def main() -> None:
     for name, seconds in best.items():
         each = seconds / given.records / 3 * 1e9
         console.print(f"{name:28} {each:6.0f} ns a row  {seconds / best['one writer']:5.2f}")
+    if given.clickhouse:
+        for rows in (30_000, 120_000):
+            print_by_hand(given.clickhouse, rows, given.rounds)
 
 
 if __name__ == "__main__":

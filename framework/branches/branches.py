@@ -52,8 +52,14 @@ class PerName:
     example: str
 
     def chain(self, name: str) -> tuple[Reducer, ...]:
-        """Return the reducers of a new branch. Raises StrategyError if they cannot be a chain."""
-        return as_chain(self.make(name), f"per_name: the branch {name}")
+        """Return the reducers of a new branch. Raises StrategyError if `make` raises, or makes no chain."""
+        try:
+            made = self.make(name)
+        except StrategyError:
+            raise
+        except Exception as error:
+            raise StrategyError(f"per_name: make({name!r}) raised {reason_of(error)}") from error
+        return as_chain(made, f"per_name: the branch {name}")
 
 
 def per_name(
@@ -77,17 +83,29 @@ def per_name(
         ```
 
     Args:
-        make: returns the reducer, or the chain of reducers, of a name. All branches must have the same
-            guarantee. Where it raises StrategyError, or the branch cannot be opened, the record fails.
+        make: returns the reducer, or the chain of reducers, of a name of 1 to 100 printable characters;
+            records with other names fail. All branches must have the same guarantee. Where it raises, or
+            the branch does not fit its sink, the record fails.
         at_most: how many branches there may be; records of further names fail.
         example: a name with which `make` is called once, to know the guarantee before the first record.
 
     Raises:
-        StrategyError: `at_most` is below 1.
+        StrategyError: `make` is no function, or `at_most` is no number from 1 on.
     """
-    if at_most < 1:
-        raise StrategyError(f"per_name: at_most must be at least 1, not {at_most}")
+    if not callable(make):
+        raise StrategyError(f"per_name: make must be a function of a name, not {make!r}")
+    if not isinstance(at_most, int) or at_most < 1:  # type: ignore[redundant-expr]
+        raise StrategyError(f"per_name: at_most must be a number from 1 on, not {at_most!r}")
     return PerName(make, at_most, example)
+
+
+def _example_of(others: PerName) -> tuple[Reducer, ...]:
+    try:
+        return others.chain(others.example)
+    except StrategyError as error:
+        raise StrategyError(
+            f"{error}; it is called with example= once, to know the guarantee: give a name that it takes"
+        ) from error
 
 
 class Pending(NamedTuple):
@@ -122,7 +140,7 @@ class Branches(Collecting, Sink):
     ) -> None:
         self._branches = {name: Branch(name, reducers) for name, reducers in chains.items()}
         self._others = others
-        self._example = () if others is None else others.chain(others.example)
+        self._example = () if others is None else _example_of(others)
         super().__init__(**_limits([reducers[0] for reducers in self._chains().values()]))
         self.capabilities = _weakest(self._chains())
         self.counts: dict[str, tuple[int, int]] = {}

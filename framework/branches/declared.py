@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import StrategyError
 from ..mapping.annotations import row_classes_of
-from ..mapping.branching import Branching
+from ..mapping.branching import NAME_RULE, Branching, is_branch_name
 from ..values.schemas import is_row_class, row_type
 from .branches import OTHER, Branches, Other, PerName, with_distinct
 
@@ -26,8 +26,6 @@ Mapped: TypeAlias = "Mapping[Any, Chain | PerName] | PerName"
 
 ChangeChain: TypeAlias = "Callable[[str, Sequence[Reducer]], Sequence[Reducer]]"
 """Is called with the name of a branch ("" without branches) and its reducers."""
-
-_LONGEST_NAME: Final = 100
 
 
 def declared(
@@ -104,19 +102,17 @@ def _name(key: object) -> str:
     if isinstance(key, Other):
         return str(key)
     if isinstance(key, type):
-        if not is_row_class(key):
+        if not is_row_class(key) or row_type(key).instances is dict:
             raise StrategyError(
-                f"reduce= has the key {key.__name__}, which is no class of rows: use a msgspec.Struct, "
-                "dataclass, TypedDict or pydantic model, or a name"
+                f"reduce= has the key {key.__name__}, which is not the class of an object: use a "
+                "msgspec.Struct, dataclass or pydantic model, or a name"
             )
-        row_type(key)
         return key.__name__
-    if not isinstance(key, str) or not key.isprintable() or not 0 < len(key) <= _LONGEST_NAME:
+    if not is_branch_name(key):
         raise StrategyError(
-            f"reduce= has the key {key!r}: use a class of rows, or a name of 1 to {_LONGEST_NAME} printable "
-            "characters"
+            f"reduce= has the key {key!r}: use a class of rows, or a name of {NAME_RULE}"
         )
-    return key
+    return str(key)
 
 
 def _require_branches(function: Callable[..., Any], branching: Branching) -> None:

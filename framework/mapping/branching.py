@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ..column_types import join_tables
 from ..columns.tagged_rows import branches, is_tagged, tag, tagged_schema
+from ..columns.texts import excerpt
 from ..values.schemas import row_type
 from . import results
 from .results import NO_OFFSETS, Failure, MapResult, from_rows
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
 _NO_BRANCH: Final = -1
 _FEW: Final = 2**15  # branches, whose numbers have 16 bits
+NAME_RULE: Final = "1 to 100 printable characters"
+_LONGEST_NAME: Final = 100
+
+
+def is_branch_name(name: object) -> bool:
+    """Return whether a branch may have this name: it stands in tokens, labels, logs and dead letters."""
+    return isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class Branching:
 
     def place(self, name: str) -> str | None:
         """Return the branch for a name; None if there is none."""
-        if name in self.names or self.is_open:
+        if name in self.names or (self.is_open and is_branch_name(name)):
             return name
         return self.other
 
@@ -60,13 +68,13 @@ class Branching:
         """Return a row without its name, its branch (None: there is none), and what a failure calls it."""
         if type(row) is tuple:
             row, name = row
-            return row, self.place(name), f"the name {name!r}"
+            return row, self.place(name), f"the name {excerpt(name)}"
         cls = type(row)
         for parent in cls.__mro__:
             if (found := self.classes.get(parent)) is not None:
                 return row, found, ""
         if isinstance(row, msgspec.Struct) and isinstance(name := row.__struct_config__.tag, str):
-            return row, self.place(name), f"the tag {name!r}"
+            return row, self.place(name), f"the tag {excerpt(name)}"
         return row, self.other, f"the type {cls.__name__}"
 
     def from_rows(
@@ -128,6 +136,12 @@ class Branching:
         return _tagged(made, failed)
 
     def _unplaced(self, offset: int, what: str) -> Failure:
+        if self.is_open:
+            return Failure(
+                offset,
+                f"per_name makes no branch for {what}: return a pair of the row and a name of "
+                f"{NAME_RULE}",
+            )
         known = ", ".join(sorted(self.names))
         return Failure(offset, f"reduce= has no branch for {what}, only {known}; add it, or OTHER")
 
@@ -141,7 +155,7 @@ class Branching:
             branch = self.place(name)
             if branch is None:
                 for offset in np.unique(result.offsets).tolist():
-                    failed.setdefault(offset, self._unplaced(offset, f"the name {name!r}"))
+                    failed.setdefault(offset, self._unplaced(offset, f"the name {excerpt(name)}"))
                 continue
             order = result.offsets * len(found) + number  # by record, then by branch
             made.append(_BranchRows(branch, result.table, result.offsets, order))

@@ -346,9 +346,10 @@ def rows_of(result: object, *, named: bool = False) -> list[Any]:
     if inspect.iscoroutine(result):
         result.close()
         raise TypeError("the map returned a coroutine: await it, or make the map `async def`")
+    of_one = "a pair of a row and a name, or a list of rows and pairs" if named else "a list of rows"
     raise TypeError(
         f"the map returned {type(result).__name__}; "
-        "return a row (a dict, a Struct, a dataclass or a pydantic model), a list of rows, or None"
+        f"return a row (a dict, a Struct, a dataclass or a pydantic model), {of_one}, or None"
     )
 
 

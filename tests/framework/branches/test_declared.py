@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import pyarrow as pa
@@ -36,6 +36,10 @@ class Order:
 
 
 class Tagged(msgspec.Struct, tag="orders"):
+    n: int
+
+
+class Plain(TypedDict):
     n: int
 
 
@@ -154,6 +158,66 @@ def test_branches_are_made_for_names_that_come() -> None:
     }
 
 
+ODD = ["", "a\nb", "\0", "\ud800", "x" * 101]
+
+
+def test_a_record_with_a_name_that_no_branch_may_have_fails_alone() -> None:
+    names = [*ODD, "ü'\"`;--", "../x", "A", "a"]
+
+    def named(event: Event) -> Any:
+        return {"n": event.n}, names[event.n]
+
+    strategy = Strategy(
+        value=Json(Event),
+        map=named,
+        reduce=per_name(lambda _: sink(), at_most=9),
+        reduce_err=StreamWriter("stderr"),
+    )
+    run = run_strategy(strategy, [{"kind": "", "n": n} for n in range(len(names))])
+    found = {name: [row["n"] for row in some] for name, some in rows(run).items() if some}
+    assert found == {name: [at] for at, name in enumerate(names) if name not in ODD}
+    assert [failure["offset"] for failure in run.failures] == list(range(len(ODD)))
+    for failure in run.failures:
+        assert "a name of 1 to 100 printable characters" in failure["reason"]
+        assert len(failure["reason"]) < 300
+
+
+def test_a_record_fails_for_whose_name_make_raises() -> None:
+    def named(event: Event) -> Any:
+        return {"n": event.n}, event.kind
+
+    def make(name: str) -> StreamWriter:
+        return {"v": sink(), "example": sink()}[name]
+
+    strategy = Strategy(
+        value=Json(Event),
+        map=named,
+        reduce=per_name(make, at_most=9),
+        reduce_err=StreamWriter("stderr"),
+    )
+    run = run_strategy(strategy, EVENTS[:2])
+    assert rows(run)["v"] == [{"n": 0}]
+    assert [failure["reason"] for failure in run.failures] == [
+        "branch o: per_name: make('o') raised KeyError: 'o'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "at_most", "message"),
+    [
+        (lambda _: sink(), 0, "at_most must be a number from 1 on, not 0"),
+        (lambda _: sink(), "5", "at_most must be a number from 1 on, not '5'"),
+        ("events", 5, "make must be a function of a name, not 'events'"),
+        ({"a": 1}.__getitem__, 5, "raised KeyError: 'example'; it is called with example= once"),
+    ],
+)
+def test_what_per_name_cannot_use_is_refused_when_the_strategy_is_made(
+    make: Any, at_most: Any, message: str
+) -> None:
+    with pytest.raises(StrategyError, match=message):
+        Strategy(value=Json(Event), map=by_type, reduce=per_name(make, at_most=at_most))
+
+
 def test_a_record_with_a_value_that_does_not_fit_fails_with_its_rows_in_other_branches() -> None:
     def wrong(event: Event) -> list[View | Order]:
         return [View(event.n), Order("no" if event.n else 1, "ink")]  # type: ignore[arg-type]
@@ -185,7 +249,8 @@ def test_the_weakest_guarantee_counts() -> None:
         ({}, "reduce= is empty"),
         ({View: []}, r"reduce\['View'\] is empty"),
         ({View: 1, Order: sink()}, r"reduce\['View'\]"),
-        ({int: sink()}, "the key int, which is no class of rows"),
+        ({int: sink()}, "the key int, which is not the class of an object"),
+        ({Plain: sink()}, "the key Plain, which is not the class of an object"),
         ({"": sink()}, "a name of 1 to 100 printable"),
         ({View: sink(), "View": sink()}, "two branches with the name View"),
         ({"a": [sink(), sink()]}, "StreamWriter writes, so it must be the last of its chain"),
