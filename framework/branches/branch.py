@@ -95,6 +95,7 @@ class Branch:
 
         Raises:
             Retry: not now; the reason names the branch.
+            StrategyError: the sink takes these rows no longer; the message names the branch.
             Exception: as `attempt_flush`.
         """
         self._attempts += 1
@@ -115,6 +116,8 @@ class Branch:
                         after=retry.after,
                         may_double=retry.may_double,
                     ) from (retry.__cause__ or retry)
+                except StrategyError as error:
+                    raise StrategyError(f"branch {self.name}: {error}") from error
                 self._failed += outcome.failed
                 if outcome.forward is not None and not is_last:
                     self._buffers[self._next + 1].add_unlimited(outcome.forward)

@@ -1,6 +1,7 @@
 """`kmr graph`: draw a strategy."""
 
 import itertools
+from html import escape
 from typing import Literal
 
 from ..loading import load_strategy
@@ -9,6 +10,9 @@ from .validate import Outline, ReducerOutline, outline_of
 Format = Literal["text", "mermaid", "dot"]
 Box = tuple[str, ...]
 """The lines of text in one box."""
+
+_WIDEST = 40
+"""Characters of a branch's name that are drawn."""
 
 
 def graph(strategy: str, /, *, format: Format = "text") -> None:  # noqa: A002  the flag's name
@@ -35,7 +39,7 @@ def draw(outline: Outline, form: Format) -> str:
         (f"map {name}", ", ".join(filter(None, what))),
         *([("distinct", "; ".join(outline.distinct))] if outline.distinct else []),
         *(_box(reducer) for reducer in outline.reduce),
-        *([("branches", branches)] if (branches := _branches(outline)) else []),
+        *([("branches", *branches)] if (branches := _branches(outline)) else []),
         ("commit", "the watermark of each partition"),
     ]
     err = None if outline.reduce_err is None else _box(outline.reduce_err)
@@ -48,8 +52,12 @@ def draw(outline: Outline, form: Format) -> str:
             return _dot(main, err)
 
 
-def _branches(outline: Outline) -> str:
-    return ", ".join(f"{each.name} to {each.reducers[-1]}" for each in outline.branches)
+def _branches(outline: Outline) -> list[str]:
+    return [f"{_short(each.name)} to {each.reducers[-1]}" for each in outline.branches]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 3]}..."
 
 
 def _box(reducer: ReducerOutline) -> Box:
@@ -60,7 +68,9 @@ def _text(main: list[Box], err: Box | None) -> str:
     """Draw the boxes below each other, and the error reducer to the right between map and commit."""
     width = max(len(line) for box in main for line in box) + 2
     lines: list[str] = []
+    tops: list[int] = []
     for position, box in enumerate(main):
+        tops.append(len(lines))
         is_last = position == len(main) - 1
         top = "┌" + "─" * width + "┐"
         bottom = "└" + "─" * width + "┘"
@@ -73,13 +83,12 @@ def _text(main: list[Box], err: Box | None) -> str:
             lines.append(" " * (width // 2 + 1) + "│")
     if err is None:
         return "\n".join(lines)
-    return "\n".join(_beside(lines, len(main), width, err))
+    return "\n".join(_beside(lines, tops, width, err))
 
 
-def _beside(lines: list[str], boxes: int, width: int, err: Box) -> list[str]:
-    """Add the error reducer and its lines from the map and to the commit."""
-    per_box = len(lines) // boxes + 1
-    failures, acks = per_box + 1, (boxes - 1) * per_box + 1
+def _beside(lines: list[str], tops: list[int], width: int, err: Box) -> list[str]:
+    """Add the error reducer and its lines from the map and to the commit; `tops` are those of the boxes."""
+    failures, acks = tops[1] + 1, tops[-1] + 1
     err_width = max(map(len, err)) + 2
     column = width + 2 + len("─ failures ─")
     turn = column + err_width // 2
@@ -104,12 +113,16 @@ def _with(line: str, at: int, character: str) -> str:
 def _mermaid(main: list[Box], err: Box | None) -> str:
     names = [f"s{position}" for position in range(len(main))]
     lines = ["flowchart LR"]
-    lines += [f'    {name}["{"<br/>".join(box)}"]' for name, box in zip(names, main, strict=True)]
+    lines += [f'    {name}["{_in_mermaid(box)}"]' for name, box in zip(names, main, strict=True)]
     lines += [f"    {left} --> {right}" for left, right in itertools.pairwise(names)]
     if err is not None:
-        lines.append(f'    err["{"<br/>".join(err)}"]')
+        lines.append(f'    err["{_in_mermaid(err)}"]')
         lines += ["    s1 -- failures --> err", f"    err -- acks --> {names[-1]}"]
     return "\n".join(lines)
+
+
+def _in_mermaid(box: Box) -> str:
+    return "<br/>".join(escape(line, quote=False).replace('"', "#quot;") for line in box)
 
 
 def _dot(main: list[Box], err: Box | None) -> str:

@@ -61,3 +61,12 @@ async def test_rows_that_are_on_their_way_are_forgotten_by_a_reset() -> None:
     branch.reset()
     assert await branch.deliver([replace(ROWS, table=pa.table({"n": [3, 4]}))], NEW) == []
     assert journal.rows() == [{"n": 3}, {"n": 4}]
+
+
+@pytest.mark.anyio
+async def test_one_whose_sink_takes_its_rows_no_longer_is_named() -> None:
+    journal = Journal()
+    journal.outcomes.append(StrategyError("t has no column n"))
+    branch = Branch("views", [MemoryWriter(journal)])
+    with pytest.raises(StrategyError, match="branch views: t has no column n"):
+        await branch.deliver([ROWS], NEW)

@@ -59,3 +59,41 @@ def test_a_strategy_can_be_drawn_by_other_tools(
 ) -> None:
     lines = [line.strip() for line in kmr("graph", "flow", "--format", form).out.splitlines()]
     assert set(edges) <= set(lines)
+
+
+BRANCHES = """
+from kmr import Strategy
+from kmr.sinks import StreamWriter
+
+def split(record):
+    return {"n": record.offset}, "a"
+
+names = ["a", 'b "<&', "c" * 100]
+strategy = Strategy(
+    map=split,
+    reduce={name: StreamWriter("stdout") for name in names},
+    reduce_err=StreamWriter("stderr"),
+)
+"""
+
+
+def test_each_branch_has_a_line(kmr: Callable[..., Any], folder: Path) -> None:
+    (folder / "parted.py").write_text(BRANCHES)
+    lines = kmr("graph", "parted").out.splitlines()
+    (first,) = [at for at, line in enumerate(lines) if line.startswith("│ a to StreamWriter")]
+    assert lines[first - 1].startswith("│ branches ")
+    assert lines[first + 1].startswith('│ b "<& to StreamWriter')
+    assert lines[first + 2].startswith(f"│ {'c' * 37}... to StreamWriter")
+    assert max(map(len, lines)) < 130
+    (acks,) = [line for line in lines if "acks" in line]
+    assert acks.startswith("│ commit")
+    column = acks.index("┘", acks.index("acks"))
+    assert {line[column] for line in lines[lines.index(acks) - 5 : lines.index(acks)]} == {"│"}
+
+
+def test_a_name_with_quotes_keeps_the_source_valid(kmr: Callable[..., Any], folder: Path) -> None:
+    (folder / "parted.py").write_text(BRANCHES)
+    lines = kmr("graph", "parted", "--format", "mermaid").out.splitlines()
+    (box,) = [line for line in lines if "branches" in line]
+    assert "b #quot;&lt;&amp; to StreamWriter" in box
+    assert box.count('"') == 2
