@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import time
+from datetime import UTC, datetime, time
 from enum import Enum
 from functools import lru_cache
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import msgspec
@@ -22,11 +22,12 @@ from ..columns.kinds import null_rows, twice, whole
 from ..errors import StrategyError, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
 from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
-from ..values.python_columns import convert, what_fits
+from ..values.python_columns import convert, to_column, what_fits
 from ..values.schemas import RowType, fields_of, is_row_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 NO_OFFSETS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 _CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
+_MOMENT: Final = pa.timestamp("us", tz="UTC")
+_ZONE: Final = attrgetter("tzinfo")
 _ENDLESS: Final = "it contains itself, or is nested more than 1,000 levels deep"
 _WALKER: Final = msgspec.msgpack.Encoder(enc_hook=lambda _: None)
 """It walks through values, a hundred times faster than Arrow, and stops where they are too deep."""
@@ -204,11 +207,14 @@ def _column(
 ) -> pa.Array[Any]:
     """Convert the values of one column; those that do not fit become null, and get a reason in `misfits`."""
     refused: dict[int, str] = {}
-    if kind is None:
+    classes = frozenset(map(type, values)) if kind is None else frozenset()
+    if kind is None and not _CONTAINERS.isdisjoint(classes):
         values = _finite(values, refused)
     with suppress(Exception):  # a value may be of any class
+        if kind is None and classes == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}:
+            return to_column(values, _MOMENT, refused)  # four times as fast
         column = pa.array(values, kind)
-        if not refused and (kind is not None or _are_as_they_were(values, column.type)):
+        if not refused and (kind is not None or _are_as_they_were(values, classes, column.type)):
             return column
     if kind is None:
         values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
@@ -220,8 +226,6 @@ def _column(
 
 def _finite(values: list[Any], refused: dict[int, str]) -> list[Any]:
     """Refuse values that contain themselves, or are nested too deeply: Arrow would end the process."""
-    if _CONTAINERS.isdisjoint(map(type, values)):
-        return values
     try:
         with suppress(ValueError, TypeError, OverflowError):  # other values do not matter here
             _WALKER.encode(values)
@@ -246,19 +250,19 @@ def _plain_or_refused(row: int, value: Any, refused: dict[int, str]) -> Any:
         return None
 
 
-def _are_as_they_were(values: list[Any], kind: pa.DataType) -> bool:
+def _are_as_they_were(values: list[Any], classes: AbstractSet[type], kind: pa.DataType) -> bool:
     """Return whether Arrow changed no value.
 
     Beside a time it takes a number for a time, beside numbers a UUID, a boolean or NumPy's for a number; it
     drops the zone of a time of day, and of a point in time beside one without.
     """
     if pa.types.is_temporal(kind):
-        return _have_one_class(values) and not (
+        return len(classes - {type(None)}) <= 1 and not (
             getattr(kind, "tz", None) is None and any(map(_has_zone, values))
         )
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        classes = set(map(type, values)) - {type(None)}
-        return len(classes) <= 1 or classes <= {int, float}
+        known = classes - {type(None)}
+        return len(known) <= 1 or known <= {int, float}
     return True
 
 
@@ -277,10 +281,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(each) for each in value]
     return _plain(fields_of(value)) if is_row_class(type(value)) else value
-
-
-def _have_one_class(values: list[Any]) -> bool:
-    return len(set(map(type, values)) - {type(None)}) <= 1
 
 
 def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
@@ -346,7 +346,9 @@ def rows_of(result: object, *, named: bool = False) -> list[Any]:
     if inspect.iscoroutine(result):
         result.close()
         raise TypeError("the map returned a coroutine: await it, or make the map `async def`")
-    of_one = "a pair of a row and a name, or a list of rows and pairs" if named else "a list of rows"
+    of_one = (
+        "a pair of a row and a name, or a list of rows and pairs" if named else "a list of rows"
+    )
     raise TypeError(
         f"the map returned {type(result).__name__}; "
         f"return a row (a dict, a Struct, a dataclass or a pydantic model), {of_one}, or None"
