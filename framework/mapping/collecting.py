@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StrategyError, as_exception
-from .results import is_plain, rows_of
+from .results import Failure, is_plain, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -18,24 +18,27 @@ class CollectedRows:
 
     Args:
         row_type: the class of the rows, if it is declared.
-        fail: called with the number of a record, and what the function, or its generator, raised.
+        describe: makes the failure of a record of its number, and of what the function, or its generator,
+            raised.
         named: a row may be a pair of a row and the name of its branch.
 
     Attributes:
         rows: those of all calls.
         numbers: of the record of each row.
+        failures: of the records that failed.
     """
 
     def __init__(
         self,
         row_type: RowType | None,
-        fail: Callable[[int, Exception], None],
+        describe: Callable[[int, Exception], Failure] = Failure.of,
         *,
         named: bool = False,
     ) -> None:
         self.rows: list[Any] = []
         self.numbers: list[int] = []
-        self._fail = fail
+        self.failures: list[Failure] = []
+        self._describe = describe
         self._named = named
         self._known = {dict if row_type is None else row_type.instances}
         """Classes whose objects are rows as they are."""
@@ -69,7 +72,7 @@ class CollectedRows:
             except StrategyError:
                 raise
             except BaseException as error:  # noqa: BLE001  the user's function may raise anything
-                self._fail(number, as_exception(error))
+                self.failures.append(self._describe(number, as_exception(error)))
         return calls
 
     async def await_each(
@@ -92,7 +95,7 @@ class CollectedRows:
             except StrategyError:
                 raise
             except BaseException as error:  # noqa: BLE001
-                self._fail(number, as_exception(error))
+                self.failures.append(self._describe(number, as_exception(error)))
         return calls
 
     def _add(self, result: Any, number: int) -> None:

@@ -277,8 +277,9 @@ def apply(
     if spec.calls is not None:
         outcomes = make_calls(call, list(arguments.calls), spec.calls, stop)
         return _of_outcomes(spec, arguments, outcomes)
-    rows = _Rows(spec, arguments, stop)
-    return rows.result(rows.collected.call_each(call, arguments.calls, arguments.offsets))
+    rows = _collected(spec, arguments, stop)
+    calls = rows.call_each(call, arguments.calls, arguments.offsets)
+    return _converted(spec, arguments, rows, calls)
 
 
 def _run(calls: Calls, function: Callable[[Any], Any]) -> MapResult:
@@ -330,10 +331,9 @@ async def apply_async(
         if spec.calls is not None:
             outcomes = await make_calls_async(call, list(arguments.calls), spec.calls, stop)
             return _of_outcomes(spec, arguments, outcomes)
-        rows = _Rows(spec, arguments, stop)
-        return rows.result(
-            await rows.collected.await_each(call, arguments.calls, arguments.offsets)
-        )
+        rows = _collected(spec, arguments, stop)
+        count = await rows.await_each(call, arguments.calls, arguments.offsets)
+        return _converted(spec, arguments, rows, count)
     columns, failures = await prepare(partial(spec.inputs.columns, records))
     calls = _batch_calls(function, spec, columns, failures)
     try:
@@ -358,45 +358,38 @@ def _unmapped(records: pa.RecordBatch) -> MapResult:
 Calls = Generator[Any, Any, MapResult]
 
 
-class _Rows:
-    """The rows of the calls of a per-record function, and their conversion to columns.
+def _collected(spec: MapSpec, arguments: Arguments, stop: Stop | None = None) -> CollectedRows:
+    """Return what collects the rows of these arguments' calls, which `stop` ends."""
+    if stop is not None:
+        stop.watch(arguments.first)
+    return CollectedRows(spec.row_type, _failure, named=spec.branching is not None)
 
-    Args:
-        stop: ends the calls; None: nothing does.
-    """
 
-    def __init__(self, spec: MapSpec, arguments: Arguments, stop: Stop | None = None) -> None:
-        self._spec = spec
-        self._offsets = arguments.offsets
-        self._failures = list(arguments.failures)
-        self.collected = CollectedRows(spec.row_type, self._fail, named=spec.branching is not None)
-        if stop is not None:
-            stop.watch(arguments.first)
-
-    def _fail(self, offset: int, error: Exception) -> None:
-        self._failures.append(_failure(offset, error))
-
-    def result(self, calls: int) -> MapResult:
-        """Return the columns, after so many calls."""
-        spec, offsets, failures = self._spec, self._offsets, self._failures
-        rest = None
-        if calls < len(offsets):  # they were stopped
-            rest = offsets[calls - 1] + 1 if calls else offsets[0]
-            failures = [failure for failure in failures if failure.offset < rest]
-        failures.sort()
-        rows, of_rows = self.collected.rows, self.collected.numbers
-        if spec.branching is not None:
-            mapped = spec.branching.from_rows(rows, of_rows, failures)
-        else:
-            mapped = from_rows(spec.row_type or spec.schema, rows, of_rows, failures)
-        return mapped if rest is None else replace(mapped, rest=rest)
+def _converted(
+    spec: MapSpec, arguments: Arguments, collected: CollectedRows, calls: int
+) -> MapResult:
+    """Convert the rows of the first calls to columns."""
+    failures = arguments.failures + collected.failures
+    offsets = arguments.offsets
+    rest = None
+    if calls < len(offsets):  # they were stopped
+        rest = offsets[calls - 1] + 1 if calls else offsets[0]
+        failures = [failure for failure in failures if failure.offset < rest]
+    failures.sort()
+    rows, of_rows = collected.rows, collected.numbers
+    if spec.branching is not None:
+        mapped = spec.branching.from_rows(rows, of_rows, failures)
+    else:
+        mapped = from_rows(spec.row_type or spec.schema, rows, of_rows, failures)
+    return mapped if rest is None else replace(mapped, rest=rest)
 
 
 def _of_outcomes(spec: MapSpec, arguments: Arguments, outcomes: list[CallOutcome]) -> MapResult:
     """Convert the outcomes of the first calls to columns."""
-    rows = _Rows(spec, arguments)
-    calls = rows.collected.call_each(CallOutcome.get, outcomes, arguments.offsets)
-    return replace(rows.result(calls), retries=sum(each.attempts - 1 for each in outcomes))
+    rows = _collected(spec, arguments)
+    calls = rows.call_each(CallOutcome.get, outcomes, arguments.offsets)
+    mapped = _converted(spec, arguments, rows, calls)
+    return replace(mapped, retries=sum(each.attempts - 1 for each in outcomes))
 
 
 def _failure(offset: int, error: Exception) -> Failure:

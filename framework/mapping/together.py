@@ -94,9 +94,9 @@ class Together:
         self._detached = False
         self._joined: pa.RecordBatch | None = None
         self._starts: NDArray[np.int64] = NO_OFFSETS  # of the batches, in the joined records
-        self._collected = CollectedRows(  # its numbers are those in the joined records
-            spec.row_type, lambda number, error: self._fail(Failure.of(number, error))
-        )
+        self._collected = CollectedRows(
+            spec.row_type
+        )  # its numbers are those in the joined records
         self._row_starts: list[int] = []
         self._failures: list[list[Failure]] = [[] for _ in batches]
         self._rests: dict[int, int] = {}
@@ -200,6 +200,9 @@ class Together:
                     begun = self._at if self._detached else 0
                 self._convert(begun, number)
                 return
+            for failure in self._collected.failures:
+                self._fail(failure)
+            self._collected.failures.clear()
             if done < stop - start:
                 self._rests[number] = int(offsets[arguments.offsets[start + done]])
                 if not done:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 
 from kmr.errors import StrategyError
 from kmr.mapping.collecting import CollectedRows
+from kmr.mapping.functions import apply
+from kmr.testing import batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,8 +76,7 @@ async def test_each_row_keeps_the_number_of_its_record(results: list[Any]) -> No
     numbers = [10 * at for at in range(len(results))]
     expected = [rows_in(each) for each in results]
     for is_async in (False, True):
-        failed: list[int] = []
-        collected = CollectedRows(None, lambda number, _: failed.append(number), named=True)  # noqa: B023
+        collected = CollectedRows(None, named=True)
         if is_async:
             calls = await collected.await_each(awaited, results, numbers)
         else:
@@ -83,19 +86,19 @@ async def test_each_row_keeps_the_number_of_its_record(results: list[Any]) -> No
         assert collected.numbers == [
             number for number, rows in zip(numbers, expected, strict=True) for _ in rows or ()
         ]
-        assert failed == [
+        assert [failure.offset for failure in collected.failures] == [
             number for number, rows in zip(numbers, expected, strict=True) if rows is None
         ]
 
 
 def test_a_generator_runs_in_the_call_that_returned_it() -> None:
-    failed: dict[int, str] = {}
-    collected = CollectedRows(None, lambda number, error: failed.update({number: str(error)}))
+    collected = CollectedRows(None)
     lists: list[list[Any]] = [[{"a": 1}, {"a": 2}], [], [{"a": 3}]]
     collected.call_each(generated, lists, [5, 6, 7])
     assert collected.rows == [{"a": 1}, {"a": 2}, {"a": 3}]
     assert collected.numbers == [5, 5, 7]
-    assert failed == {6: "nothing to generate"}
+    (failure,) = collected.failures
+    assert (failure.offset, failure.reason) == (6, "ValueError: nothing to generate")
 
 
 def test_a_list_that_the_function_fills_again_keeps_the_rows_of_each_call() -> None:
@@ -105,7 +108,7 @@ def test_a_list_that_the_function_fills_again_keeps_the_rows_of_each_call() -> N
         reused[:] = [{"n": n}]
         return reused
 
-    collected = CollectedRows(None, lambda *_: None)
+    collected = CollectedRows(None)
     collected.call_each(refilled, [1, 2], [1, 2])
     assert collected.rows == [{"n": 1}, {"n": 2}]
 
@@ -118,7 +121,7 @@ def test_calls_end_where_the_queue_is_emptied() -> None:
             queue.clear()
         return {"n": n}
 
-    collected = CollectedRows(None, lambda *_: None)
+    collected = CollectedRows(None)
     assert collected.call_each(emptying, queue, [1, 2, 3]) == 2
     assert collected.numbers == [1, 2]
 
@@ -128,4 +131,22 @@ def test_a_mistake_in_the_strategy_ends_the_calls() -> None:
         raise StrategyError("set something else")
 
     with pytest.raises(StrategyError, match="set something else"):
-        CollectedRows(None, lambda *_: None).call_each(wrong, [1], [1])
+        CollectedRows(None).call_each(wrong, [1], [1])
+
+
+def test_rows_go_without_a_garbage_collection() -> None:
+    gone = weakref.WeakSet[Any]()
+
+    class Tracked:
+        pass
+
+    def tracked(_: int) -> list[dict[str, Any]]:
+        gone.add(value := Tracked())
+        return [{"value": value}]
+
+    gc.disable()
+    try:
+        apply(tracked, batch_of("t", 0, 0, [b""] * 3).records)
+        assert not gone
+    finally:
+        gc.enable()
