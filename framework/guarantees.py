@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .intake.backpressure import Gate
     from .record import Range, TopicPartition
     from .reducers.flushing import Buffer
+    from .reducers.turns import JoinedTurn
 
 _COMMIT_RETRY: Final = 0.5
 """Seconds after which a refused commit is tried again: a rebalance has usually ended by then."""
@@ -160,14 +161,14 @@ class ExactlyOnce(AfterErrors):
             if not await self.committer.announce(self.partition, announcement, again=again):
                 raise _refused(f"cannot announce {ranges[0]}: the commit was refused")
             repeated = self._is_repeated(announcement)
-            is_joined = isinstance(announcement, JoinedAnnouncement) and not repeated
-            joined = buffer.turn if is_joined else None
+            joined = None if repeated else self._joined(buffer, announcement)
             try:
                 outcome = await write(Write(announcement, repeated, joined=joined))
             except UnexpectedDuplicate:
                 await self._withdraw()
                 raise
-            if joined is not None and not await self._was_ours(announcement):
+            has_shared = joined is not None and isinstance(announcement, JoinedAnnouncement)
+            if has_shared and not await self._was_ours(announcement):
                 raise _refused(
                     f"{ranges[0]} may have another owner, who has written its part alone"
                 )
@@ -212,15 +213,19 @@ class ExactlyOnce(AfterErrors):
             back=None if ledger is None else ledger.look_back(ranges[0].first),
             history=self.committer.history(self.partition),
         )
-        sink = buffer.reducer
+        shares_token = capabilities_of(buffer.reducer).shares_tokens
         # Rows of an earlier generation have the same offsets: only a token tells these from them.
-        if (
-            buffer.turn is None
-            or alone.generation
-            or not (isinstance(sink, Sink) and sink.may_join())
-        ):
+        if buffer.turn is None or not shares_token or alone.generation or not _may_join(buffer):
             return alone
         return JoinedAnnouncement(**structs.asdict(alone), joined=buffer.turn.token)
+
+    def _joined(self, buffer: Buffer, announcement: Announcement) -> JoinedTurn | None:
+        """Return the turn that an announced range has with others; None: it is written alone."""
+        if isinstance(announcement, JoinedAnnouncement):
+            return buffer.turn
+        if capabilities_of(buffer.reducer).shares_tokens or not _may_join(buffer):
+            buffer.leave_turn()
+        return buffer.turn
 
     def _is_repeated(self, announcement: Announcement) -> bool:
         """Return whether another process may have written the range.
@@ -287,6 +292,10 @@ class Transactional(AfterErrors):
                 shown = ", ".join(map(str, ranges[:3]))
                 raise _refused(f"transaction aborted or not acknowledged: {shown}")
             return outcome
+
+
+def _may_join(buffer: Buffer) -> bool:
+    return isinstance(buffer.reducer, Sink) and buffer.reducer.may_join()
 
 
 def _refused(reason: str) -> Retry:

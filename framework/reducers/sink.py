@@ -46,6 +46,8 @@ class Capabilities:
             its own; then `max_age` is a wish. None: as many as there are.
         joins_rows: flushes by age of up to so many rows are written together with those of other partitions,
             so that they take one turn. 0: each is written alone.
+        shares_tokens: what is written together has one token (`JoinedAnnouncement`); else each part has its
+            own, which the sink writes with the rows of all or not at all.
         needs_session: the sink writes with a `SparkSession`: the Spark engine runs it in the driver.
         on_spark: the guarantee when a task or a micro-batch is repeated, for `kmr validate`.
         errors_on_spark: the same where the sink is `reduce_err`.
@@ -61,6 +63,7 @@ class Capabilities:
     block_rows: int = 2**31
     flushes_per_second: float | None = None
     joins_rows: int = 0
+    shares_tokens: bool = False
     needs_session: bool = False
     forwards: bool = False
     in_order: bool = False
@@ -79,8 +82,8 @@ class Write:
             that it has.
         repeated: another process, or an earlier attempt of a task, may have written the rows.
         transaction: the transactions to write in, of a sink that commits offsets; None elsewhere.
-        joined: where the flushes of other partitions are met that are written at once with this one, under
-            one token; None: it is written alone.
+        joined: where the flushes of other partitions are met that are written at once with this one; None: it
+            is written alone.
     """
 
     announcement: Announcement | None = None
@@ -154,10 +157,10 @@ class Sink(Reducer):
         """
 
     def may_join(self) -> bool:
-        """Return whether the added rows may be written with those of other partitions under one token.
+        """Return whether the added rows may be written with those of other partitions.
 
-        Asked where `capabilities` have `joins_rows`. Whether a range was written under that token must then
-        show in the sink.
+        Asked where `capabilities` have `joins_rows`. With `shares_tokens`, whether a range was written under
+        that token must then show in the sink.
         """
         return False
 

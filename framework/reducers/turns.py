@@ -104,6 +104,8 @@ class JoinedTurn:
             Exception: what `write` raises.
         """
         if self._complete.is_set():
+            if self._items:  # it may take the token that they share only after them
+                await self._written.wait()
             return None
         number = len(self._items)
         self._items.append(item)

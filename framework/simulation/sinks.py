@@ -278,20 +278,26 @@ class _ModelRanges(RangeWriter):
         )
 
     async def write(self, rows: RangeRows) -> None:
+        await self.write_together([rows])
+
+    async def write_together(self, ranges: Sequence[RangeRows]) -> Sequence[Mapping[int, str]]:
         models, member = self.models, current_member()
-        content = _content(rows)
+        contents = [_content(rows) for rows in ranges]
 
         def effect() -> None:
-            models.checks.same(rows.token, content)
-            if rows.token not in models.ranges:
-                models.ranges.add(rows.token)
-                models.sink.wrote(member, rows.parts)
+            for rows, content in zip(ranges, contents, strict=True):
+                models.checks.same(rows.token, content)
+                if rows.token not in models.ranges:
+                    models.ranges.add(rows.token)
+                    models.sink.wrote(member, rows.parts)
             models.checks.memory(member)
 
-        models.sink.sends(member, rows.parts)
-        shown = ", ".join(map(str, rows.ranges))
+        for rows in ranges:
+            models.sink.sends(member, rows.parts)
+        shown = ", ".join(str(r) for rows in ranges for r in rows.ranges)
         with anyio.fail_after(_TIMEOUT):
             await models.world.request("sink", "sink", f"writes {shown}", effect, OSError)
+        return [{} for _ in ranges]
 
     async def refused(self, rows: RangeRows) -> Mapping[int, str]:
         return {}

@@ -287,6 +287,16 @@ def together(ranges: Sequence[RangeRows]) -> RangeRows:
     )
 
 
+def divided(ranges: Sequence[RangeRows], refused: Mapping[int, str]) -> list[dict[int, str]]:
+    """Return what each of some ranges refused, of what they refused together."""
+    ends = np.cumsum([len(rows) for rows in ranges])
+    outcomes: list[dict[int, str]] = [{} for _ in ranges]
+    for row, reason in refused.items():
+        number = int(np.searchsorted(ends, row, side="right"))
+        outcomes[number][row - int(ends[number]) + len(ranges[number])] = reason
+    return outcomes
+
+
 def _joined(ranges: Sequence[RangeRows]) -> RangeRows:
     first, tokens = ranges[0], [rows.token for rows in ranges]
     group = first.span.group if first.span is not None else ""

@@ -136,10 +136,11 @@ class RangeWriter(Collecting, Sink):
         return {}
 
     async def write_together(self, ranges: Sequence[RangeRows]) -> Sequence[Mapping[int, str]]:
-        """Write ranges of several partitions at once, under the token that they share (`rows.shared`).
+        """Write ranges of several partitions at once: all or none, but those that are there.
 
-        Only for a sink whose `capabilities` have `joins_rows`, and ranges of which `may_join` was true. One
-        of them alone may have been written under that token: then none of the others is.
+        Only for a sink whose `capabilities` have `joins_rows`, and ranges of which `may_join` was true. With
+        `shares_tokens` they have one token (`rows.shared`), under which one of them alone may have been
+        written: then none of the others is.
 
         Returns:
             What `write` returns, for each.

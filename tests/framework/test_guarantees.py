@@ -169,6 +169,7 @@ async def test_ranges_that_were_written_at_once_are_settled_after_one_more_commi
     """Another owner of one of them may have taken the token: only the group knows."""
     bench = Bench()
     bench.writer.may_join = lambda: True  # type: ignore[method-assign]
+    bench.writer.capabilities = Capabilities(shares_tokens=True)
     bench.collect(5)
     turn = bench.buffer.turn = JoinedTurn([bench.buffer])
     guarantee = bench.exactly_once()
@@ -190,9 +191,23 @@ async def test_ranges_that_were_written_at_once_are_settled_after_one_more_commi
     assert bench.written == [Write(announcement, joined=turn), Write(announcement, repeated=True)]
 
 
+async def test_ranges_that_keep_their_tokens_are_written_at_once_without_another_commit(
+    clock: VirtualClock,
+) -> None:
+    bench = Bench()
+    bench.writer.may_join = lambda: True  # type: ignore[method-assign]
+    bench.collect(5)
+    turn = bench.buffer.turn = JoinedTurn([bench.buffer])
+    await bench.deliver(bench.exactly_once())
+    announcement = Announcement(0, 4, "g:t:0:0-4", "writer", rows=5)
+    assert bench.written == [Write(announcement, joined=turn)]
+    assert bench.ledger.watermark == 5
+
+
 async def test_rows_of_a_later_generation_are_announced_alone(clock: VirtualClock) -> None:
     bench = Bench()
     bench.writer.may_join = lambda: True  # type: ignore[method-assign]
+    bench.writer.capabilities = Capabilities(shares_tokens=True)
     bench.committer.begin(P0, CommitOffset(0, Generation(7).metadata))
     bench.collect(5)
     bench.buffer.turn = JoinedTurn([bench.buffer])

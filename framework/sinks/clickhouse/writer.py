@@ -16,7 +16,7 @@ from ...service.threads import run_in_thread
 from ..answers import connected, of_clickhouse, one_line
 from ..changes import Changes
 from ..choosing import schema_to_create
-from ..planning import MAX_BLOCK_ROWS, together
+from ..planning import MAX_BLOCK_ROWS, divided, together
 from ..ranges import RangeWriter
 from .changes import Versions
 from .client import ClickHouseAddress, connect_async
@@ -170,6 +170,7 @@ class ClickHouseWriter(RangeWriter):
             self.capabilities,
             block_rows=MAX_BLOCK_ROWS,
             joins_rows=0 if changes or partition_by else _SMALL_ROWS,
+            shares_tokens=True,
         )
         if not table:
             raise StrategyError("ClickHouseWriter needs the name of a table")
@@ -482,12 +483,7 @@ class ClickHouseWriter(RangeWriter):
         """Write ranges in one INSERT under their token. See `RangeWriter.write_together`."""
         refused = await self._opened.write(together(ranges))
         self._opened.forget()
-        outcomes, begin = [], 0
-        for rows in ranges:
-            end = begin + len(rows)
-            outcomes.append({n - begin: why for n, why in refused.items() if begin <= n < end})
-            begin = end
-        return outcomes
+        return divided(ranges, refused)
 
     async def _apply(self, versions: Versions, rows: RangeRows) -> Mapping[int, str]:
         """Write the changes of a range; each has a version, so writing them again changes nothing."""

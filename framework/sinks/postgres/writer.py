@@ -22,6 +22,7 @@ from ...service.threads import run_in_thread
 from ..answers import of_postgres, one_line
 from ..changes import Changes
 from ..choosing import choose, schema_to_create
+from ..planning import divided, together
 from ..ranges import RangeWriter
 from .connection import Pool
 from .copying import Copying, ServerAnswer, check_key, deleting, upserting
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+_JOINED_ROWS: Final = 100_000  # of a range that is written in one transaction with others
 _GRACE: Final = 5.0  # seconds that the server has to end a transaction itself
 _RANGES_NEED: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _IN_ORDER: Final = (
@@ -98,6 +100,9 @@ class PostgresWriter(RangeWriter):
         key: with `changes`, the columns that name a row; the table has a unique index on them.
         delivery: see `RangeWriter`.
         concurrency: the most transactions, and connections, at a time.
+        inserts_per_second: the most transactions a second that a worker makes for the age of rows: each has
+            the ranges of all partitions whose rows are of age. Full ranges do not wait. None: each range has
+            a transaction of its own.
         connect_timeout: seconds to wait for the server at start.
         timeout: seconds until a transaction is given up and tried again; the server ends one that waits
             longer for its client.
@@ -121,11 +126,17 @@ class PostgresWriter(RangeWriter):
         key: Sequence[str] | None = None,
         delivery: RangeDelivery = "exactly-once",
         concurrency: int = 4,
+        inserts_per_second: float | None = 4.0,
         connect_timeout: float = 10.0,
         timeout: float = 60.0,
         **limits: Unpack[Limits],
     ) -> None:
-        super().__init__(delivery=delivery, concurrency=concurrency, **limits)
+        super().__init__(
+            delivery=delivery,
+            concurrency=concurrency,
+            inserts_per_second=None if changes else inserts_per_second,
+            **limits,
+        )
         if not table:
             raise StrategyError("PostgresWriter needs the name of a table")
         if timeout <= 0 or connect_timeout <= 0:
@@ -138,7 +149,9 @@ class PostgresWriter(RangeWriter):
         self.replaces_by = () if self._changes is None else self._changes.key
         if self._changes is not None and delivery != "exactly-once":
             raise StrategyError(_IN_ORDER)
-        self.capabilities = replace(self.capabilities, in_order=changes)
+        self.capabilities = replace(
+            self.capabilities, in_order=changes, joins_rows=0 if changes else _JOINED_ROWS
+        )
         self.table = table
         self.url = url
         self.columns = None if columns is None else tuple(columns)
@@ -347,6 +360,14 @@ class PostgresWriter(RangeWriter):
         """
         return await self._guard(self._write, rows)
 
+    def may_join(self) -> bool:
+        """Return True: each range of a transaction has its own row in `kmr_ranges`."""
+        return True
+
+    async def write_together(self, ranges: Sequence[RangeRows]) -> Sequence[Mapping[int, str]]:
+        """Write ranges in one transaction. See `RangeWriter.write_together`."""
+        return await self._guard(lambda _: self._write_all(ranges), ranges[0])
+
     async def _guard(self, call: Callable[[RangeRows], Awaitable[T]], rows: RangeRows) -> T:
         """Call, and raise what an error means for the rows; call again if the table was altered."""
         for attempt in (1, 2, 3):
@@ -419,19 +440,32 @@ class PostgresWriter(RangeWriter):
         async with self._opened.connection() as connection:
             return await self._ranges.find(connection, self._entry(rows))
 
-    async def _write(self, rows: RangeRows) -> dict[int, str]:
-        entry, ranges = self._entry(rows), self._ranges
+    async def _write(self, rows: RangeRows) -> Mapping[int, str]:
+        return (await self._write_all([rows]))[0]
+
+    async def _write_all(self, written: Sequence[RangeRows]) -> Sequence[Mapping[int, str]]:
+        """Write ranges in one transaction, but those that are there; return what each refused."""
+        ranges, claimed = self._ranges, []
+        outcomes: dict[str, Mapping[int, str]] = {}
         async with self._opened.connection() as connection, connection.transaction():
             await connection.execute(_LIMITS, {"ms": str(int(self.timeout * 1000))})
             # A constraint that is checked at the commit only would refuse the whole transaction.
             await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-            if not await ranges.claim(connection, entry):
-                return await ranges.find(connection, entry) or {}
-            refused = await self._insert(connection, rows)
-            if refused:
-                await ranges.refuse(connection, entry, refused)
-            await ranges.prune(connection, entry)
-        return refused
+            # In one order, so that two workers that claim the same ones do not wait for each other.
+            for rows in sorted(written, key=lambda rows: rows.token):
+                entry = self._entry(rows)
+                if await ranges.claim(connection, entry):
+                    claimed.append(rows)
+                else:
+                    outcomes[rows.token] = await ranges.find(connection, entry) or {}
+            if claimed:
+                refused = await self._insert(connection, together(claimed))
+                for rows, mine in zip(claimed, divided(claimed, refused), strict=True):
+                    outcomes[rows.token] = mine
+                    if mine:
+                        await ranges.refuse(connection, self._entry(rows), mine)
+                    await ranges.prune(connection, self._entry(rows))
+        return [outcomes[rows.token] for rows in written]
 
     async def _insert(self, connection: Connection, rows: RangeRows) -> dict[int, str]:
         """Insert the rows that fit; return the others, with the reasons.

@@ -11,7 +11,7 @@ from kmr.worker import Worker
 from tests.framework.workers import until_settled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from kmr.record import TopicPartition
     from kmr.settings import Settings
@@ -51,6 +51,14 @@ class DyingPostgresWriter(PostgresWriter):
     async def write(self, rows: RangeRows) -> Any:
         write = super().write
         return await Dying.around(lambda: write(rows))
+
+
+class DyingTogetherPostgresWriter(PostgresWriter):
+    """Dies around a transaction of several partitions."""
+
+    async def write_together(self, ranges: Sequence[RangeRows]) -> Any:
+        write = super().write_together
+        return await Dying.around(lambda: write(ranges))
 
 
 class DyingClickHouseWriter(ClickHouseWriter):

@@ -28,7 +28,9 @@ from .dying import (
     Dying,
     DyingParquetWriter,
     DyingPostgresWriter,
+    DyingTogetherPostgresWriter,
     run_until_all_died,
+    run_until_settled,
 )
 from .working import quick_settings
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
     from kmr.broker import Broker
     from kmr.sinks import RangeWriter
-    from tests.framework.conftest import Produce
+    from tests.framework.conftest import CreateTopic, Produce
 
     from .dying import Moment
 
@@ -98,6 +100,34 @@ async def test_a_worker_that_dies_around_a_write_loses_and_doubles_nothing(
             heir.shutdown("done")
     assert place.offsets() == [n for n in range(35) if n != 13]
     assert {row["offset"] for row in errors.rows()} == {13}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_worker_that_dies_around_a_transaction_of_many_partitions_loses_and_doubles_nothing(
+    broker: Broker, produce: Produce, create_topic: CreateTopic, postgres_url: str, moment: Moment
+) -> None:
+    partitions, errors = 8, Journal()
+    await create_topic("t", partitions)
+    for partition in range(partitions):
+        await produce("t", [b"poison" if n == 3 else b"row" for n in range(5)], partition)
+    settings = quick_settings(broker)
+
+    def strategy(made: type[PostgresWriter]) -> Strategy:
+        limits: dict[str, Any] = {"max_age": 0.05, "inserts_per_second": 1}
+        return Strategy(
+            locate, [made("hits", url=postgres_url, create=True, **limits)], MemoryWriter(errors)
+        )
+
+    Dying.plan = [(0, moment)]
+    with anyio.fail_after(30):
+        await run_until_all_died(strategy(DyingTogetherPostgresWriter), settings)
+        ends = {TopicPartition("t", partition): 5 for partition in range(partitions)}
+        await run_until_settled(strategy(PostgresWriter), settings, ends)
+    with psycopg.connect(postgres_url) as connection:
+        found = connection.execute(
+            'SELECT "partition", "offset" FROM hits ORDER BY 1, 2'
+        ).fetchall()
+    assert found == [(partition, n) for partition in range(partitions) for n in (0, 1, 2, 4)]
 
 
 def test_a_task_of_spark_that_is_repeated_doubles_nothing(place: Place) -> None:

@@ -234,6 +234,35 @@ async def test_a_lane_that_is_late_has_no_part_in_the_turn(clock: VirtualClock) 
     assert came == [True, True, False]
 
 
+async def test_a_lane_that_comes_while_the_others_are_written_waits_for_the_end(
+    clock: VirtualClock,
+) -> None:
+    """Its own write may take the token that they share: before theirs, that would drop theirs."""
+    early, late = buffers(2)
+    turn, end, done = JoinedTurn([early, late]), anyio.Event(), list[str]()
+
+    async def write(items: Sequence[str]) -> Sequence[str]:
+        await end.wait()
+        done.append("together")
+        return items
+
+    async def come_late() -> None:
+        assert await turn.write("late", write) is None
+        done.append("alone")
+
+    async with anyio.create_task_group() as tasks:
+        for buffer in (early, late):
+            tasks.start_soon(turn.gather, buffer)
+        await clock.settle()
+        tasks.start_soon(turn.write, "early", write)
+        await clock.advance(1.1)
+        tasks.start_soon(come_late)
+        await clock.settle()
+        assert done == []
+        end.set()
+    assert done == ["together", "alone"]
+
+
 async def test_the_first_lane_writes_for_all_and_one_that_comes_later_writes_alone(
     clock: VirtualClock,
 ) -> None:

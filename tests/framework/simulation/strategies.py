@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kmr.mapping.functions import map_record
@@ -94,6 +95,17 @@ class Ranges(RangeWriter):
         raise AssertionError("a simulation has called the real sink")
 
 
+class JoinedRanges(Ranges):
+    """A sink of ranges that writes those of several partitions in one transaction."""
+
+    def __init__(self) -> None:
+        super().__init__(inserts_per_second=0.25)
+        self.capabilities = replace(self.capabilities, joins_rows=1000)
+
+    def may_join(self) -> bool:
+        return True
+
+
 class SlowBatcher(Batcher):
     """Joins rows as `Batcher`, after some time: its flushes overlap with those of the next stage."""
 
@@ -140,6 +152,7 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
         [ClickHouseWriter("hits", url="http://localhost:1", inserts_per_second=0.25)],
         reduce_err=_errors(),
     ),
+    "joined ranges": lambda: Strategy(locate, [JoinedRanges()], reduce_err=_errors()),
     "at least once": lambda: Strategy(locate, [MemoryWriter(Journal())], reduce_err=_errors()),
     "at most once": lambda: Strategy(
         locate, [MemoryWriter(Journal())], reduce_err=_errors(), delivery="at-most-once"

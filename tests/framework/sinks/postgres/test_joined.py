@@ -1,0 +1,148 @@
+"""Ranges of several partitions in one transaction of PostgreSQL, and the next owners of these partitions."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pytest
+
+from kmr.delivery.announcement import Announcement
+from kmr.record import Range, Rows, TopicPartition
+from kmr.reducers.flushing import Buffer
+from kmr.reducers.sink import Write
+from kmr.reducers.turns import JoinedTurn
+from kmr.testing import Journal, MemoryWriter
+
+from ...flushes import Flushed, outcome
+from .writing import Killed, execute, opened, query, refused
+
+if TYPE_CHECKING:
+    from kmr.reducers.reducer import Context, Retry
+
+pytestmark = pytest.mark.usefixtures("closed_at_the_end")
+
+LENGTH = 3
+COLUMNS = pa.schema([("partition", pa.int32()), ("offset", pa.int64())])
+PARTS = 'SELECT "partition", count(*) FROM hits GROUP BY 1 ORDER BY 1'
+
+
+def range_of(partition: int) -> tuple[Rows, Announcement]:
+    offsets = np.arange(LENGTH)
+    table = pa.table({"partition": np.full(LENGTH, partition, np.int32), "offset": offsets})
+    rows = Rows(table, (Range("t", partition, 0, LENGTH - 1),), offsets)
+    return rows, Announcement(0, LENGTH - 1, f"g:t:{partition}:0-{LENGTH - 1}", "w", rows=LENGTH)
+
+
+async def write_together(
+    url: str, context: Context, partitions: range, *, late: bool = False
+) -> dict[int, Flushed | Retry]:
+    """Write a range of each partition, as lanes do that share a turn."""
+    buffers = [Buffer(MemoryWriter(Journal())) for _ in partitions]
+    turn = JoinedTurn(buffers)
+    async with anyio.create_task_group() as tasks:
+        for buffer in buffers:
+            tasks.start_soon(turn.gather, buffer)
+    results: dict[int, Flushed | Retry] = {}
+    first = await opened(url, context, create=COLUMNS)
+    if late:  # it was suspended: what precedes a write was done before
+        first._proven |= {TopicPartition("t", each) for each in partitions}
+    sharing = context.with_sinks(opened=first)
+
+    async def lane(partition: int) -> None:
+        writer = await opened(url, sharing, create=COLUMNS)
+        rows, announcement = range_of(partition)
+        writer.reset()
+        writer.add(rows)
+        results[partition] = await outcome(writer, Write(announcement, joined=turn))
+
+    async with anyio.create_task_group() as tasks:
+        for partition in partitions:
+            tasks.start_soon(lane, partition)
+    return results
+
+
+async def write_again(url: str, context: Context, partition: int) -> Flushed | Retry:
+    """Write a range as the next owner of its partition does."""
+    writer = await opened(url, context, create=COLUMNS)
+    rows, announcement = range_of(partition)
+    writer.reset()
+    writer.add(rows)
+    return await outcome(writer, Write(announcement, repeated=True))
+
+
+async def test_ranges_of_many_partitions_are_one_transaction(
+    postgres_url: str, context: Context
+) -> None:
+    results = await write_together(postgres_url, context, range(20))
+    assert set(results.values()) == {Flushed()}
+    assert query(postgres_url, PARTS) == [(partition, LENGTH) for partition in range(20)]
+    assert query(postgres_url, "SELECT count(DISTINCT xmin::text) FROM hits") == [1]
+    assert query(postgres_url, "SELECT count(*) FROM kmr_ranges") == [20]
+    for partition in range(20):
+        assert await write_again(postgres_url, context, partition) == Flushed()
+    assert query(postgres_url, PARTS) == [(partition, LENGTH) for partition in range(20)]
+
+
+async def test_a_range_that_is_there_and_rows_that_are_refused_do_not_hold_the_others_up(
+    postgres_url: str, context: Context
+) -> None:
+    await opened(postgres_url, context, create=COLUMNS)
+    execute(postgres_url, 'ALTER TABLE hits ADD CHECK ("partition" <> 1 OR "offset" <> 2)')
+    await write_again(postgres_url, context, 2)
+    results = await write_together(postgres_url, context, range(4), late=True)
+    assert query(postgres_url, PARTS) == [(0, 3), (1, 2), (2, 3), (3, 3)]
+    assert [refused(results[partition]) != [] for partition in (0, 1, 3)] == [False, True, False]
+    assert [offset for offset, _ in refused(results[1])] == [2]
+    assert [o for o, _ in refused(await write_again(postgres_url, context, 1))] == [2]
+
+
+class Mortal:
+    """Kills the process in an exchange with the server: after that, nothing more is said."""
+
+    def __init__(self, fatal: int) -> None:
+        self.died = False
+        self._left = fatal
+        self._exchange = psycopg.AsyncConnection.wait
+
+    def method(self) -> Any:
+        """Return it as a method of connections."""
+        return lambda connection, *given, **options: self.wait(connection, *given, **options)  # noqa: PLW0108
+
+    async def wait(self, connection: Any, *arguments: Any, **options: Any) -> Any:
+        self._left -= 1
+        if self._left == -1:
+            await self._exchange(connection, *arguments, **options)
+        if self._left < 0:
+            self.died = True
+            connection.pgconn.finish()
+            raise Killed
+        return await self._exchange(connection, *arguments, **options)
+
+
+async def test_a_kill_at_any_step_of_a_joined_write_loses_and_doubles_nothing(
+    postgres_url: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitions = range(3)
+    whole = [(partition, LENGTH) for partition in partitions]
+    await opened(postgres_url, context, create=COLUMNS)
+    left = set()
+    for fatal in count():
+        execute(postgres_url, "TRUNCATE hits", "TRUNCATE kmr_ranges")
+        mortal = Mortal(fatal)
+        with monkeypatch.context() as patch, suppress(BaseException):
+            patch.setattr(psycopg.AsyncConnection, "wait", mortal.method())
+            await write_together(postgres_url, context, partitions)
+        left.add(tuple(query(postgres_url, PARTS)))
+        for partition in partitions:
+            assert await write_again(postgres_url, context, partition) == Flushed()
+        assert query(postgres_url, PARTS) == whole
+        if not mortal.died:
+            break
+    assert fatal > 15, "the writer has fewer exchanges than this test thinks"
+    assert left == {(), tuple(whole)}
