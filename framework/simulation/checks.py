@@ -124,6 +124,18 @@ class Checks:
             if self.expected.remembers:
                 self.forgets(partition)
 
+    def moved(self, partition: TopicPartition, before: int, to: int, *, is_again: bool) -> None:
+        """Note that a tool has moved the committed offset; what it skips may be missing.
+
+        Args:
+            is_again: the records from there on are written again, also those that the sinks have.
+        """
+        self.gone[partition][before:to] = True
+        for sink in self.sinks.values():
+            sink.begins_again(partition, to, is_again=is_again)
+        if is_again:
+            self.diverted[partition][to:] = 0
+
     def forgets(self, partition: TopicPartition) -> None:
         """Note that retention has removed records that a member has to remember: duplicates may pass."""
         for sink in self.sinks.values():

@@ -19,6 +19,7 @@ from ..sinks.clickhouse.client import ClickHouseConnection
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..record import TopicPartition
     from ..sinks.planning import RangeRows
     from .sinks import BranchModels
 
@@ -56,6 +57,14 @@ class ModelTable:
         if len(self._tokens) > self.window:
             self._tokens.popleft()
         return True
+
+    def delete(self, partition: TopicPartition, first: int) -> None:
+        """Delete the rows of a partition from an offset on; the tokens of their inserts stay."""
+        self.rows = [
+            row
+            for row in self.rows
+            if (row.get("topic"), row.get("partition")) != partition or row["offset"] < first
+        ]
 
     def count(self, topic: str, partition: int, ranges: Sequence[tuple[int, int]]) -> int:
         """Count the rows of one partition whose offsets are in the ranges, both ends inclusive."""
@@ -124,6 +133,8 @@ class ModelConnection(ClickHouseConnection):
 
         if rows is not None:
             sink.sends(member, rows.parts)
+            if "/again-" not in token:
+                sink.has_asked(member, rows.parts)
         with anyio.fail_after(self.timeout):
             await models.world.request(
                 "sink",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -93,6 +94,7 @@ class ModelGroup:
 
     Attributes:
         ranges: the offsets that each partition's log has.
+        resets: how often tools have moved the offset of each partition.
         undone: partitions whose last commit a late one has undone, as at-least-once allows.
     """
 
@@ -104,6 +106,7 @@ class ModelGroup:
         self.log = log
         self.ranges = {partition: LogRange() for partition in log}
         self.undone: set[TopicPartition] = set()
+        self.resets: Counter[TopicPartition] = Counter()
         self.offsets = Offsets()
         self._clients: dict[str, GroupConsumer] = {}
         self._joined: dict[str, asyncio.Future[tuple[int, frozenset[TopicPartition]]]] = {}
@@ -264,6 +267,7 @@ class GroupConsumer:
         self.forgets_id = False
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
+        self._resets_seen: dict[TopicPartition, int] = {}
         self._rebalancing = True
         self._told = asyncio.Event()
         self._changed = asyncio.Event()
@@ -391,6 +395,10 @@ class GroupConsumer:
         self._group.checks.skips(partition, position, log.start)
         return log.start
 
+    def resets_seen(self, partition: TopicPartition) -> int:
+        """Return how often tools had moved the offset when it was read last."""
+        return self._resets_seen.get(partition, 0)
+
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         self._paused.update(partitions)
 
@@ -412,6 +420,8 @@ class GroupConsumer:
         def effect() -> dict[TopicPartition, CommitOffset | None] | None:
             if not offsets.are_stable(wanted):
                 return None
+            resets = self._group.resets
+            self._resets_seen.update({at: resets.get(at, 0) for at in wanted})
             return {partition: offsets.committed.get(partition) for partition in wanted}
 
         while True:
@@ -441,6 +451,7 @@ class GroupConsumer:
                     lambda: self._group.commit(self, member_id, generation, sent), ConsumerError,
                     part=lambda: self._group.commit_part(self, member_id, generation, sent),
                 )  # fmt: skip
+            self.member.commits += 1
         except (CommitFenced, CommitRefused):
             raise
         except ConsumerError:

@@ -20,8 +20,9 @@ from ..service.threads import without_threads
 from ..settings import FetchSettings, Settings
 from ..worker import Worker
 from .checks import QUEUE_BATCHES, Checks
-from .group import GroupConsumer, ModelGroup
+from .group import SESSION, GroupConsumer, ModelGroup
 from .loop import PROCESS, NothingLeft, SimulationLoop
+from .resets import OffsetsTool
 from .schedule import LENGTH
 from .sinks import with_models
 from .transactions import Coordinator
@@ -107,6 +108,7 @@ class _Simulation:
         wrote = next(iter(self.checks.sinks.values())).wrote
         strategy_models.coordinator = Coordinator(self.group.offsets, wrote, self.group.check)
         world.expel = self._expel
+        self._tool = OffsetsTool(world, self.group, strategy_models, self._stop_all, copy_context())
         self.strategy = with_models(strategy, strategy_models, schedule.max_rows)
         self.metrics = metrics
         self._topics = tuple(sorted({at.topic for at in log}))
@@ -154,12 +156,28 @@ class _Simulation:
                 world.kill(member)
             case "sleep" if member is not None:
                 world.sleep(member, event.seconds)
-            case "drain" if member is not None and member.worker is not None:
-                if member.asked_to_end is None:
-                    world.note("test", member.name, "is asked to drain")
-                    member.asked_to_end = self.loop.now
-                    member.slept_since_asked = member.asleep
-                    self.loop.call_soon(member.worker.shutdown, "simulated", context=member.context)
+            case "drain" if member is not None:
+                self._drain(member)
+            case "reset" | "move":
+                self._tool.run(event)
+
+    def _drain(self, member: SimulatedMember) -> None:
+        if member.worker is not None and member.asked_to_end is None:
+            self.world.note("test", member.name, "is asked to drain")
+            member.asked_to_end = self.loop.now
+            member.slept_since_asked = member.asleep
+            self.loop.call_soon(member.worker.shutdown, "simulated", context=member.context)
+
+    def _stop_all(self, event: Event) -> None:
+        """Stop all members before a tool moves offsets."""
+        for member in [m for m in self.members if not m.ended.is_set() and not m.dead]:
+            match event.how:
+                case "kill before":
+                    self.world.kill(member)
+                case "sleep before":
+                    self.world.sleep(member, SESSION * 1.5)
+                case _:
+                    self._drain(member)
 
     def _present(self, number: int) -> SimulatedMember | None:
         return next(
@@ -252,7 +270,9 @@ class _Simulation:
         return min(after, default=1.0)
 
     def _restart(self, member: SimulatedMember) -> None:
-        if not self._is_over:
+        if self._tool.waiting and not self._is_over:
+            self.world.later(_LOOK, self._restart, member)
+        elif not self._is_over:
             self._start(member.number)
 
     def _expel(self, member: SimulatedMember) -> None:
@@ -278,9 +298,14 @@ class _Simulation:
 
     def _is_done(self) -> bool:
         """Return whether all is done, and no bytes are in flight but those of open windows."""
-        return not self._behind() and not any(
-            member.asleep or worker.pipeline.intake.budget.used > worker.pipeline.ledgers.held_bytes
-            for member, worker in self._working()
+        return (
+            not self._tool.waiting
+            and not self._behind()
+            and not any(
+                member.asleep
+                or worker.pipeline.intake.budget.used > worker.pipeline.ledgers.held_bytes
+                for member, worker in self._working()
+            )
         )
 
     def _working(self) -> list[tuple[SimulatedMember, Worker]]:

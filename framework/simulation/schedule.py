@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-What = Literal["append", "kill", "drain", "sleep", "deal", "fault", "jump", "trim"]
+What = Literal[
+    "append", "kill", "drain", "sleep", "deal", "fault", "jump", "trim", "reset", "move",
+]  # fmt: skip
 Target = Literal["", "sink", "errors", "commit", "offsets"]
 How = Literal[
     "", "refuse", "part", "lose", "late", "slow", "hang", "torn",
@@ -38,6 +40,8 @@ _HOW: Final[dict[Target, tuple[How, ...]]] = {
 }  # fmt: skip
 
 
+_HAVE_RESETS: Final = 0.2
+
 _MOST: Final[dict[How, float]] = {"overtaken": 40.0}
 """Seconds after which it is over, where something else is waited for."""
 
@@ -49,13 +53,15 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         at: seconds since the beginning. A fault happens to the first request at or after it.
         what: `append` records to a partition's log; `kill`, `drain` or `sleep` a member; `deal` the
             partitions anew; `fault` of a request; `jump`: nothing runs for a while, then every timer is due;
-            `trim`: retention removes the first records of a partition's log.
-        number: the partition of `append` and `trim`; the member of `kill`, `drain` and `sleep`; how `deal`
-            shuffles.
-        count: the records of `append` and `trim`.
+            `trim`: retention removes the first records of a partition's log; `reset`: all members end, and
+            `kmr offsets reset` sets the committed offset of a partition; `move`: another tool sets it.
+        number: the partition of `append`, `trim`, `reset` and `move`; the member of `kill`, `drain` and
+            `sleep`; how `deal` shuffles.
+        count: the records of `append` and `trim`; those of the log before the offset that is set.
         seconds: how long it lasts; after `kill` and `drain`: until the member starts again.
         target: the requests that a `fault` is for.
-        how: what the `fault` does.
+        how: what the `fault` does; before `reset` and `move` members are killed ("kill before"), sleep until
+            the group has no members ("sleep before"), or drain.
     """
 
     at: float
@@ -88,6 +94,12 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
                 return (
                     f"retention removes the first {self.count} records of partition {self.number}"
                 )
+            case "reset" | "move":
+                who = "kmr" if self.what == "reset" else "another tool"
+                return (
+                    f"all members {_ENDS[self.how]}, and {who} sets the committed offset of partition "
+                    f"{self.number} behind the first {self.count} records"
+                )
             case "fault":
                 return f"next request to {_PLACES[self.target]}: {self._fault()}"
 
@@ -111,6 +123,10 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         }
         return words[self.how]
 
+
+_ENDS: Final[dict[How, str]] = {
+    "": "are drained", "kill before": "are killed", "sleep before": "sleep for 15 s",
+}  # fmt: skip
 
 _PLACES: Final[dict[Target, str]] = {
     "": "",
@@ -162,13 +178,14 @@ _LARGE: Final = _Scope((sys.maxsize,), (LENGTH,), (0, 1, 2, 3, 3, 4, 5, 6))
 _SMALL: Final = _Scope((2, 3, 4), (3.0, 6.0, 10.0, LENGTH), (4, 5, 6, 7, 8))
 
 
-def generate(seed: int, sizes: tuple[int, ...]) -> Schedule:
+def generate(seed: int, sizes: tuple[int, ...], *, resets: bool = True) -> Schedule:
     """Make the schedule of a seed: about every seventh has all records, the others the first few.
 
     Few mistakes need many records, but many need several faults, one soon after the other.
 
     Args:
         sizes: the number of records of each partition.
+        resets: whether tools may move committed offsets.
     """
     rng = random.Random(seed)  # noqa: S311  chance that can be repeated
     scope = _LARGE if rng.random() < 0.15 else _SMALL
@@ -190,6 +207,8 @@ def generate(seed: int, sizes: tuple[int, ...]) -> Schedule:
             Event(trouble.at, rng.choice(("deal", "drain")), rng.randrange(members), seconds=0.5)
             for trouble in troubles
         ]
+    elif resets:
+        troubles += _resets(seed, sizes, most, length)
     events += troubles
     return Schedule(
         seed,
@@ -198,6 +217,27 @@ def generate(seed: int, sizes: tuple[int, ...]) -> Schedule:
         budget=rng.choice((0, 0, 0, 2_000, 10_000)),
         events=tuple(sorted(events, key=lambda event: event.at)),
     )
+
+
+def _resets(seed: int, sizes: tuple[int, ...], most: int, length: float) -> list[Event]:
+    """Make the resets of a schedule: about every sixth has one or two."""
+    rng = random.Random(-seed)  # noqa: S311  of their own: without them the schedule is the same
+    if rng.random() >= _HAVE_RESETS:
+        return []
+    made = []
+    for _ in range(rng.choice((1, 1, 2))):
+        at, number = rng.uniform(0, length), rng.randrange(len(sizes))
+        what: What = rng.choice(("reset", "reset", "move"))
+        count = rng.choice((0, 0, rng.randrange(min(sizes[number], most) + 1)))
+        how: How = rng.choice(("", "kill before", "sleep before"))
+        made.append(Event(round(at, 2), what, number, count, how=how))
+        # What is under way before it, and what befalls the first writes after it.
+        before: How = rng.choice(("", "", "refuse", "slow", "hang"))
+        after: How = rng.choice(("", "", "lose", "torn", "kill before", "kill after"))
+        for then, fault in ((max(0.0, at - 0.5), before), (at + 0.01, after)):
+            if fault:
+                made.append(Event(round(then, 2), "fault", target="sink", how=fault, seconds=5.0))
+    return made
 
 
 def _trouble(rng: random.Random, members: int, partitions: int, length: float) -> Event:

@@ -164,7 +164,8 @@ class Simulator:
 
     def generate(self, seed: int) -> Schedule:
         """Make the schedule of a seed for these records."""
-        return generate(seed, self.sizes)
+        resets = not self.expected.remembers  # duplicates and windows begin anew elsewhere
+        return generate(seed, self.sizes, resets=resets)
 
     def run(self, schedule: Schedule) -> SimulationOutcome:
         """Run one schedule. Call it where no event loop runs."""

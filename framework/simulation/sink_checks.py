@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 
     from ..record import Rows, TopicPartition
     from .world import SimulatedMember, World
+
+
+_Holding: TypeAlias = "tuple[int, int, TopicPartition]"
+"""A member (its `id`), its generation of a partition, and the partition."""
 
 
 def offsets_of(rows: Rows, *, per_row: bool) -> Iterable[tuple[TopicPartition, int]]:
@@ -46,7 +50,11 @@ class SinkChecks:
         self._once = once
         self.delivered = {at: np.zeros(len(each), dtype=np.int64) for at, each in rows.items()}
         self.dropped = {at: np.zeros(len(each), dtype=np.bool_) for at, each in rows.items()}
-        self._last: dict[tuple[int, int, TopicPartition], int] = {}
+        self._last: dict[_Holding, int] = {}
+        self._resets = dict.fromkeys(rows, 0)
+        self._resets_of: dict[_Holding, int] = {}
+        self._asked: dict[_Holding, int] = {}
+        self._written = {at: np.zeros(len(each), dtype=np.int64) for at, each in rows.items()}
         self._forgetful: set[TopicPartition] = set()
 
     def forgets(self, partition: TopicPartition) -> None:
@@ -66,20 +74,67 @@ class SinkChecks:
                 if only is not None and offset not in only:
                     continue
                 self.delivered[partition][offset] += 1
+                if not self._is_of_last_reset(member, rows, partition):
+                    continue
+                self._written[partition][offset] += 1
                 if self._once and partition not in self._forgetful:
                     most = self.expected[partition][offset]
-                    if self.delivered[partition][offset] > most and most:
+                    if self._written[partition][offset] > most and most:
                         self._world.problem(
                             "a record is in the sink too often",
                             f"{partition}[{offset}] became {most} rows, but {self._shown} has "
-                            f"{self.delivered[partition][offset]}, the last by {member.name}",
+                            f"{self._written[partition][offset]}, the last by {member.name}",
                         )
+
+    def begins_again(self, partition: TopicPartition, first: int, *, is_again: bool) -> None:
+        """Note that the records from an offset on are written again.
+
+        Args:
+            is_again: also those that the sink has.
+        """
+        self._resets[partition] += 1
+        self._written[partition][first:] = 0
+        if is_again:
+            self.delivered[partition][first:] = 0
+            self.dropped[partition][first:] = False
+
+    def _is_of_last_reset(
+        self, member: SimulatedMember, rows: Rows, partition: TopicPartition
+    ) -> bool:
+        """Return whether the member knew of the last reset when it got the partition.
+
+        What it had sent before may arrive after it, and no worker can prevent that.
+        """
+        known = (
+            self._resets_of.get((id(member), r.generation, partition))
+            for r in rows.ranges
+            if r.topic_partition == partition
+        )
+        return self._resets[partition] in known
+
+    def has_asked(self, member: SimulatedMember, parts: Sequence[Rows]) -> None:
+        """Check that a member that has lost a partition asks the group before it writes a range once more."""
+        first = {r.topic_partition: r for rows in parts for r in rows.ranges[:1]}
+        for partition, r in first.items():
+            at = (id(member), r.generation, partition)
+            is_late = self._resets_of.get(at, 0) < self._resets[partition]
+            if self._once and is_late and self._asked.get(at) == member.commits:
+                self._world.problem(
+                    "a range is written again after a reset of the offsets",
+                    f"{member.name} writes {r}, and the group has not confirmed it since the last attempt",
+                )
+            self._asked[at] = member.commits
 
     def sends(self, member: SimulatedMember, parts: Sequence[Rows]) -> None:
         """Check that a member sends the ranges of a partition in order; a write may be sent again."""
-        began: dict[tuple[int, int, TopicPartition], int] = {}
+        began: dict[_Holding, int] = {}
         for r in (r for rows in parts for r in rows.ranges):
             at = (id(member), r.generation, r.topic_partition)
+            if at not in self._resets_of:
+                known = (
+                    0 if member.consumer is None else member.consumer.resets_seen(r.topic_partition)
+                )
+                self._resets_of[at] = known
             last = began.get(at, self._last.get(at, -1))
             if r.first <= last if at in began else r.first < last:
                 self._world.problem(
@@ -119,7 +174,7 @@ class SinkChecks:
         """
         if partition in self._forgetful:
             return
-        wanted, found = self.expected[partition], self.delivered[partition]
+        wanted, found = self.expected[partition], self._written[partition]
         often = np.flatnonzero((found > wanted) & (wanted > 0))
         if self._once and len(often):
             self._world.problem(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ..record import Rows
+    from ..record import Rows, TopicPartition
     from ..reducers.reducer import Context
     from ..sinks.planning import RangeRows
     from ..strategy import Strategy
@@ -78,6 +78,11 @@ class StrategyModels:
         """Empty all sinks."""
         for models in self._of_branches.values():
             models.begin()
+
+    def delete(self, partition: TopicPartition, first: int) -> None:
+        """Delete the rows of a partition from an offset on, where a sink is a table."""
+        for models in self._of_branches.values():
+            models.table.delete(partition, first)
 
     def end(self) -> None:
         """Forget a simulation, so that nothing of it outlives it."""
@@ -294,6 +299,7 @@ class _ModelRanges(RangeWriter):
 
         for rows in ranges:
             models.sink.sends(member, rows.parts)
+            models.sink.has_asked(member, rows.parts)
         shown = ", ".join(str(r) for rows in ranges for r in rows.ranges)
         with anyio.fail_after(_TIMEOUT):
             await models.world.request("sink", "sink", f"writes {shown}", effect, OSError)

@@ -60,6 +60,7 @@ class SimulatedMember(Process):
         slept_since_asked: whether it slept since then.
         last_commit: when its last commit arrives at the group.
         under_way: what it waits for: answers to its requests, the end of a rebalance.
+        commits: how many of its commits the group has confirmed.
         answered: when the last of these came.
         is_fenced: the group has refused a commit since the last assignment.
         context: of its callbacks.
@@ -78,6 +79,7 @@ class SimulatedMember(Process):
         self.slept_since_asked = False
         self.last_commit = 0.0
         self.under_way = 0
+        self.commits = 0
         self.answered = 0.0
         self.is_fenced = False
         self.context = Context()

@@ -570,6 +570,48 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "entry.announcement = None",
         of=_WINDOWS,
     ),
+    "a range is written once more without asking the group": Mutation(
+        "guarantees.py",
+        "again = self._announced is not None and self._announced[0] == announcement",
+        "again = False",
+        of=_ANNOUNCED,
+    ),
+    "a commit drops the generation that a reset began": Mutation(
+        "commit.py",
+        "done = Generation(generation, back,",
+        "done = Generation(0, back,",
+        of=_ANNOUNCED,
+    ),
+    "an announcement drops the generation that a reset began": Mutation(
+        "guarantees.py",
+        "generation=generations.get(self.partition, 0),",
+        "generation=0,",
+        of=_ANNOUNCED,
+    ),
+    "a token does not contain the generation": Mutation(
+        "delivery/announcement.py",
+        'at = f"@{generation}" if generation else ""',
+        'at = ""',
+        of=_ANNOUNCED,
+    ),
+    "a successor does not read the generation": Mutation(
+        "delivery/announcement.py",
+        "return 0 if found is None else found.generation",
+        "return 0",
+        of=_ANNOUNCED,
+    ),
+    "no generation begins where another tool has moved the offsets": Mutation(
+        "commit.py",
+        "            generation = next_generation()",
+        "            generation = 0",
+        of=("branches at least once",),
+    ),
+    "an offset that a reset has set to the same place counts as ours": Mutation(
+        "commit.py",
+        "return committed == entry.acknowledged or (",
+        "return getattr(committed, 'offset', 0) == getattr(entry.acknowledged, 'offset', 0) or (",
+        of=_ANNOUNCED,
+    ),
 }
 
 

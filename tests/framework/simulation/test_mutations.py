@@ -14,6 +14,7 @@ from .nightly import try_mutation
         "failed records settle with the others",
         "a range is written before earlier failed records are settled",
         "a token without a range",
+        "a token does not contain the generation",
         "the watermark jumps to the highest settled offset",
     ],
 )

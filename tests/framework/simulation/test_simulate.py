@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kmr.record import Record
+    from kmr.simulation.schedule import How
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -276,6 +277,25 @@ def test_records_that_retention_removed_before_they_were_read_are_the_only_ones_
     (gone,) = (gone.nonzero()[0].tolist() for gone in outcome.gone.values() if gone.any())
     assert gone == [4, 5, 6, 7]
     assert str(events[3]) == "  8.20 s  retention removes the first 8 records of partition 0"
+
+
+@pytest.mark.parametrize("how", ["", "kill before", "sleep before"])
+@pytest.mark.parametrize("name", ["clickhouse", "chain of ranges", "at least once", "transactions"])
+def test_records_are_written_once_more_after_a_reset_and_skipped_where_a_tool_goes_forward(
+    name: str, how: How
+) -> None:
+    for event, text in (
+        (Event(4.0, "reset", 0, 2, how=how), "kmr moves simulated-0 to 2"),
+        (Event(4.0, "move", 0, 16, how=how), "another tool moves simulated-0 to 17"),
+    ):
+        events = (Event(0.0, "append", 0, 16), event)
+        with garbage_is_silent():
+            outcome = Simulator(STRATEGIES[name](), RECORDS).run(Schedule(1, 2, 3, 0, events))
+        assert outcome.problems == ()
+        texts = [step.text for step in outcome.steps]
+        rest = texts[texts.index(text) :]
+        writes = [each for each in rest if each.startswith(("inserts", "writes", "sends"))]
+        assert bool(writes) == (event.what == "reset")
 
 
 def test_a_map_that_makes_other_rows_of_the_same_record_is_named() -> None:
