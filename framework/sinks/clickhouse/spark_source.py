@@ -100,7 +100,7 @@ class ClickHouseSource(DataSource):
     batch of a stream is named by its query and number, that of `df.write` by the option `job`.
 
     Example:
-        ```python no-run: it needs a session of Spark and a stream
+        ```python not run: it needs a session of Spark and a stream
         from kmr.sinks import ClickHouseSource
 
         spark.dataSource.register(ClickHouseSource)

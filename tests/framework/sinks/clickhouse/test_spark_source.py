@@ -155,7 +155,7 @@ def test_drivers_that_are_killed_lose_and_double_nothing(
 def test_options_that_are_wrong_say_so() -> None:
     for given, message in (
         ({}, r"set option\(.table., .hits.\)"),
-        ({"tabel": "t"}, "no option tabel. Did you mean table"),
+        ({"tabel": "t"}, "no option tabel; did you mean table"),
         ({"table": "t", "create": "yes"}, "create is true or false, not 'yes'"),
         ({"table": "t", "block_rows": "0"}, "block_rows is 1 to 1000000, not '0'"),
         ({"table": "t", "extra_columns": "drop"}, "extra_columns is error or ignore"),
