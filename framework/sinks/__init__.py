@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..reducers.collect import Collecting as Collecting
     from ..reducers.collect import one_table as one_table
     from ..reducers.sink import Sink as Sink
-    from .clickhouse.spark_source import ClickHouseSource as ClickHouseSource
+    from .clickhouse.spark.clickhouse_source import ClickHouseSource as ClickHouseSource
     from .clickhouse.writer import ClickHouseWriter as ClickHouseWriter
     from .kafka.writer import DeadLetterWriter as DeadLetterWriter
     from .kafka.writer import KafkaWriter as KafkaWriter

@@ -18,9 +18,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from ...errors import SinkError, StrategyError, did_you_mean
-from .ddl import TableLayout
-from .staging import StagedRows, StagedTable
+from ....errors import SinkError, StrategyError, did_you_mean
+from ..ddl import TableLayout
+from ..staging import StagedRows, StagedTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -100,30 +100,35 @@ class ClickHouseSource(DataSource):
     batch of a stream is named by its query and number, that of `df.write` by the option `job`.
 
     Example:
-        ```python not run: it needs a session of Spark and a stream
+        ```python
         from kmr.sinks import ClickHouseSource
 
-        spark.dataSource.register(ClickHouseSource)
-        (
-            stream.writeStream.format("kmr-clickhouse")
-            .option("url", "http://localhost:8123")
-            .option("table", "hits")
-            .option("create", "true")
-            .option("checkpointLocation", "checkpoint")
-            .start()
-        )
+        def follow(spark, stream):
+            spark.dataSource.register(ClickHouseSource)
+            return (
+                stream.writeStream.format("kmr-clickhouse")
+                .option("url", "http://localhost:8123")
+                .option("table", "hits")
+                .option("create", "true")
+                .option("checkpointLocation", "checkpoint")
+                .start()
+            )
         ```
 
-    Options:
-        table: its name, also `database.table`.
-        url, database: as for `ClickHouseWriter`; without a URL the environment's `KMR_CLICKHOUSE_URL`, in the
-            driver and the executors.
-        create: `true` makes a missing table, with the columns of the DataFrame; `order_by` (columns,
-            separated by commas), `partition_by`, `ttl` and `engine` as for `ClickHouseWriter`.
-        extra_columns: `ignore` leaves out columns that the table lacks; `error` is the default.
-        job: only of `df.write`: the name of this write. A write that is repeated under the same name writes
-            nothing if the first one was published. Without it each call writes.
-        block_rows: rows of one INSERT, 500,000 by default.
+    The options of the writer:
+
+    - `table`: its name, also `database.table`.
+    - `url`, `database`: as for `ClickHouseWriter`; without a URL the environment's `KMR_CLICKHOUSE_URL`, in
+      the driver and the executors.
+    - `create`: `true` makes a missing table, with the columns of the DataFrame; `order_by` (columns,
+      separated by commas), `partition_by`, `ttl` and `engine` as for `ClickHouseWriter`.
+    - `extra_columns`: `ignore` leaves out columns that the table lacks; `error` is the default.
+    - `job`: only of `df.write`: the name of this write. A write that is repeated under the same name writes
+      nothing if the first one was published. Without it each call writes.
+    - `block_rows`: rows of one INSERT, 500,000 by default.
+
+    Args:
+        options: Spark gives them.
 
     Raises:
         StrategyError: an option is wrong, the columns do not fit, or the table does not recognise a
