@@ -11,7 +11,7 @@ import hmac
 import secrets
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
@@ -23,8 +23,10 @@ ScramMechanism = Literal["SCRAM-SHA-256", "SCRAM-SHA-512"]
 HASHES: Final[dict[ScramMechanism, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MIN_ITERATIONS = 4096
 """Clients refuse fewer."""
-"""Kafka's maximum, about 10 ms of CPU on each side."""
 DEFAULT_ITERATIONS = 16_384
+"""Kafka's maximum, about 10 ms of CPU on each side."""
+MAX_ITERATIONS = 1_000_000
+"""About 0.6 s of CPU for each password that is checked."""
 
 _SALT_BYTES = 24
 
@@ -33,7 +35,7 @@ class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The stored form of a password: it can check a proof, and cannot make one."""
 
     salt: bytes
-    iterations: int
+    iterations: Annotated[int, msgspec.Meta(ge=MIN_ITERATIONS, le=MAX_ITERATIONS)]
     stored_key: bytes
     server_key: bytes
 

@@ -16,6 +16,7 @@ import msgspec
 from .private_files import PrivateFormat, WatchedFile
 from .scram import (
     DEFAULT_ITERATIONS,
+    MAX_ITERATIONS,
     MIN_ITERATIONS,
     Credential,
     ScramMechanism,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PLAIN_CHECKED_BY: Final[tuple[ScramMechanism, ...]] = ("SCRAM-SHA-512", "SCRAM-SHA-256")
-_MAX_ITERATIONS = 1_000_000
 _FIELDS: Final[Mapping[ScramMechanism, str]] = {
     "SCRAM-SHA-256": "scram_sha_256",
     "SCRAM-SHA-512": "scram_sha_512",
@@ -66,9 +66,9 @@ def make_user(password: str, *, iterations: int = DEFAULT_ITERATIONS) -> User:
     """Return a user with this password. Raise ValueError if it is empty or iterations are out of range."""
     if not password:
         raise ValueError("the password is empty")
-    if not MIN_ITERATIONS <= iterations <= _MAX_ITERATIONS:
+    if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
         raise ValueError(
-            f"iterations must be between {MIN_ITERATIONS} and {_MAX_ITERATIONS}, not {iterations}"
+            f"iterations must be between {MIN_ITERATIONS} and {MAX_ITERATIONS}, not {iterations}"
         )
     return User(
         hash_password("SCRAM-SHA-256", password, iterations=iterations),

@@ -52,6 +52,7 @@ _BEGUN_BYTES = 16 * 1024  # but once so much has arrived,
 _USUAL_BYTES = 1024 * 1024  # it may have this size: usual requests are not copied twice
 _BYTES_PER_SECOND = 1024 * 1024  # at least, after `request_timeout`
 _LENGTH_BYTES = 4
+_LEAST_SLICE_SECONDS = 0.000_5
 _REFUSAL_SECONDS = 1.0  # from the response about a failed authentication to the close
 _UNAUTHENTICATED_BYTES = 64 * 1024  # limit of one request before authentication
 _TLS_HANDSHAKE = 0x1603  # the first two bytes of TLS
@@ -307,11 +308,13 @@ class Connection(asyncio.BufferedProtocol):
             if start < end:
                 now = monotonic()
                 if not until:
-                    until = now + SLICE_SECONDS
+                    others = self._server.busy_connections
+                    until = now + max(SLICE_SECONDS / (1 + others), _LEAST_SLICE_SECONDS)
                 elif now >= until and not self._closing:
                     self._send()
                     self._pause_reading()
-                    self._loop.call_soon(self._continue)
+                    self._server.busy_connections += 1
+                    self._loop.call_soon(self._next_slice)
                     return start
         if end > start and not self._closing:
             wanted = size + _LENGTH_BYTES if end - start >= _LENGTH_BYTES else _LENGTH_BYTES
@@ -380,6 +383,10 @@ class Connection(asyncio.BufferedProtocol):
         buffer[: len(beginning)] = beginning
         self._partial = buffer
         self._partial_filled = len(beginning)
+
+    def _next_slice(self) -> None:
+        self._server.busy_connections -= 1
+        self._continue()
 
     def _continue(self) -> None:
         """Handle requests that had to wait, then read again."""

@@ -150,6 +150,8 @@ class Server:
         self.password_checks = anyio.CapacityLimiter(_PASSWORD_CHECKS)
         self.admission = Admission(settings)
         self._refusals = Repetition()
+        self.busy_connections = 0
+        """Connections with more requests than their time in this turn of the loop; they share that time."""
         self._connections: set[Connection] = set()
         self._endpoints: list[Endpoint] = []
         self._opening: set[asyncio.Task[None]] = set()

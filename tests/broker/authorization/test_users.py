@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from typing import TYPE_CHECKING
 
@@ -141,7 +142,18 @@ def test_the_password_of_either_mechanism_is_accepted(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"users": {"a": {}}}', '{"people": {}}'])
+def with_iterations(iterations: int) -> str:
+    credential = {"salt": "YQ==", "iterations": iterations, "stored_key": "", "server_key": ""}
+    return json.dumps({"users": {"a": {"scram_sha_256": credential}}})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", '{"users": {"a": {}}}', '{"people": {}}'),
+        *(with_iterations(each) for each in (-5, 0, 2_000_000_000)),  # the last: 20 minutes a login
+    ],
+)
 def test_an_invalid_file_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "users.json"
     path.write_text(content)
