@@ -347,7 +347,10 @@ class Committer:
         ledger = self._ledgers.get(partition)
         back = None if ledger is None else ledger.look_back(watermark)
         generation = self._generations.get(partition, 0)
-        done = Generation(generation, back, self.history(partition), entry.closed)
+        closed = entry.closed
+        if closed is not None and ledger is not None and ledger.leaves_windows_open:
+            closed = closed.up_to(ledger.until)
+        done = Generation(generation, back, self.history(partition), closed)
         return CommitOffset(watermark, done.metadata)
 
     def _entry(self, partition: TopicPartition) -> _Committed:

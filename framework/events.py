@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from .delivery.announcement import NO_HISTORY, look_back_of, read_announcement
+from .delivery.announcement import NO_HISTORY, awaits_history, look_back_of, read_announcement
 from .errors import ConsumerError, OffsetOutOfRange
 from .kafka.consumer import CommitOffset
 
@@ -172,6 +172,12 @@ class EventHandler:
             committed = {p: entry or nothing for p, entry in committed.items()}
         for partition, entry in committed.items():
             self._require_committed(partition, entry)
+            if awaits_history(partition, entry):
+                raise ConsumerError(
+                    f"{partition}: kmr backfill still reads the history of this group. The strategy "
+                    "remembers records (Window, Distinct), so a worker begins when the history is complete: "
+                    "start it when kmr backfill has ended"
+                )
         starts = await self._start_positions([p for p, entry in committed.items() if entry is None])
         announced = {p: a for p, entry in committed.items() if (a := read_announcement(p, entry))}
         if pipeline.replays:

@@ -393,6 +393,7 @@ class Pipeline:
             not self.intake.is_open
             or stage is None
             or ledger is None
+            or ledger.until is not None  # what closes the windows is read by another group
             or end is None
             or answered is None
         ):

@@ -22,6 +22,7 @@ from ..history.backfill import (
     begin,
     beside,
     follow,
+    hand_over,
     offsets_left,
     prepare,
     spark_bounds,
@@ -69,6 +70,9 @@ def backfill(
     count proves that every offset of the history is in the table once, was filtered, or is a dead letter; the
     exit code is 1 if it is not.
 
+    If the strategy has a Window or Distinct, workers of the group may run when the history is complete: they
+    go on with the windows that are open at the cut, and with what Distinct remembers.
+
     Interrupt it at any time, in any way: the same command goes on where it was.
 
     Records that the topic does not have any more are read from Parquet files (--archive): they need columns
@@ -97,29 +101,23 @@ def backfill(
     if settings.strategy is None:
         raise SettingsError("strategy is not set: give it as in `kmr backfill module:strategy`")
     setup_logs(settings.log)
-    wanted = WantedRange(
-        _bound("--from", begin, "earliest"),
-        _bound("--until", until, "now"),
-        _engine(engine, spark, settings),
-    )
+    bounds = (_bound("--from", begin, "earliest"), _bound("--until", until, "now"))
+    reader = _engine(engine, spark, settings)
     loaded = load_strategy(settings.strategy)
     loaded.validate()
-    if loaded.distincts:
-        raise StrategyError(
-            "kmr backfill: the worker of the present does not remember the history, so Distinct would pass "
-            "duplicates on both sides of the cut; read everything by one group with `kmr run`"
-        )
-    if loaded.window is not None:
-        raise StrategyError(
-            "kmr backfill: a window that is open at the cut would have a row of each side; read everything "
-            "by one group with `kmr run`"
-        )
+    remembers = bool(loaded.distincts) or loaded.window is not None
+    wanted = WantedRange(*bounds, reader, remembers)
     loaded.refuse_loop(
         Subscription(settings.topics, settings.topic_pattern), settings.bootstrap_servers
     )
     if engine == "spark":
         from ..spark.engine.placement import require_runnable
 
+        if remembers:
+            raise StrategyError(
+                "kmr backfill --engine spark: what Distinct and Window remember is in the checkpoint, and no "
+                "worker can go on with it; leave --engine out"
+            )
         require_runnable(loaded)
     _require_sinks(loaded, settings)
     prepared = anyio.run(prepare, settings, wanted)
@@ -140,6 +138,7 @@ def backfill(
             f"kmr: {left:,} of {plan.offsets:,} offsets are left; the same command goes on"
         )
         return code or 1
+    anyio.run(hand_over, settings, plan)
     return _count(settings, loaded, plan)
 
 

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from ..errors import ConsumerError
+from ..kafka.consumer import CommitOffset
 from ..service.identity import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ..kafka.consumer import CommitOffset
     from ..record import Range, TopicPartition
 
 _MARK: Final = '{"kmr":'
@@ -153,24 +153,36 @@ class Closed(msgspec.Struct, frozen=True, array_like=True):
     level: int = 0
     emitted_to: int | None = None
 
+    def up_to(self, end: int | None) -> Closed:
+        """Return the same after offsets without rows, up to and without `end`, were read."""
+        if end is None:
+            return self
+        emitted_to = self.read_to if self.emitted_to is None else self.emitted_to
+        return msgspec.structs.replace(self, read_to=end - 1, emitted_to=emitted_to)
+
 
 NOTHING_CLOSED: Final = Closed()
 """Of a partition that begins."""
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr", tag=2):
-    """The generation of a partition's offsets, its history, and what is remembered; no range is announced."""
+    """The generation of a partition's offsets, its history, and what is remembered; no range is announced.
+
+    Attributes:
+        awaits: `kmr backfill` still reads what is remembered at this offset: nobody may begin there yet.
+    """
 
     generation: int
     back: LookBack | None = None
     history: BackfillRange | None = None
     closed: Closed | None = None
+    awaits: bool = False
 
     @property
     def metadata(self) -> str:
         """The text that is committed with any offset; empty if there is nothing to say."""
         parts = (self.back, self.history, self.closed)
-        is_empty = not self.generation and parts == (None, None, None)
+        is_empty = not (self.generation or self.awaits) and parts == (None, None, None)
         return "" if is_empty else msgspec.json.encode(self).decode()
 
 
@@ -229,6 +241,37 @@ def history_of(partition: TopicPartition, committed: CommitOffset | None) -> Bac
     """
     found = _read(partition, committed)
     return None if found is None else found.history
+
+
+def awaits_history(partition: TopicPartition, committed: CommitOffset | None) -> bool:
+    """Return whether nobody may begin at an offset yet (`Generation.awaits`). Raises ConsumerError."""
+    found = _read(partition, committed)
+    return isinstance(found, Generation) and found.awaits
+
+
+def read_up_to(partition: TopicPartition, committed: CommitOffset) -> int:
+    """Return the offset up to which a group has read, and written what it could.
+
+    It is beyond the committed one where the records of open windows are not settled.
+
+    Raises:
+        ConsumerError: a newer version of kmr wrote the metadata.
+    """
+    found = _read(partition, committed)
+    closed = found.closed if isinstance(found, Generation) else None
+    return max(committed.offset, 0 if closed is None else closed.read_to + 1)
+
+
+def handed_over(partition: TopicPartition, committed: CommitOffset) -> CommitOffset:
+    """Return the last commit of a history as the first one of the group that goes on from there.
+
+    Raises:
+        ConsumerError: rows are announced, so the history is not done.
+    """
+    found = _read(partition, committed)
+    if not isinstance(found, Generation):
+        raise ConsumerError(f"{partition}: the history has announced rows that are not written")
+    return CommitOffset(committed.offset, msgspec.structs.replace(found, history=None).metadata)
 
 
 def history_group(group: str) -> str:

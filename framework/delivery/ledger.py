@@ -65,6 +65,7 @@ class Ledger:
         look_back: returns what is remembered before an offset, for the metadata of a commit.
         until: the offset where reading ends; None: nowhere.
         held_to: last offset of the records that open windows hold; None if the strategy has no windows.
+        in_windows: the offsets that open windows hold when the reading has ended; None before.
         letters: bytes of failed records on their way to `reduce_err`, by offset, of a strategy with windows.
     """
 
@@ -77,6 +78,7 @@ class Ledger:
         self.look_back: Callable[[int], LookBack | None] = lambda _offset: None
         self.until: int | None = None
         self.held_to: int | None = None
+        self.in_windows: Sequence[Range] | None = None
         self.letters: dict[int, int] = {}
         # Settled ranges above the watermark; they neither touch nor overlap.
         self._starts: list[int] = []
@@ -132,6 +134,13 @@ class Ledger:
     def has_ended(self) -> bool:
         """Whether everything below `until` was taken in."""
         return self.until is not None and (self.position or 0) >= self.until
+
+    @property
+    def leaves_windows_open(self) -> bool:
+        """Whether everything below `until` is settled, but for what open windows hold."""
+        if self.until is None or self.in_windows is None or not self.has_ended:
+            return False
+        return (self.watermark_with(self.in_windows) or 0) >= self.until
 
     def within(self, batch: Batch) -> Batch | None:
         """Return the part of the next batch that is read; None if there is none.

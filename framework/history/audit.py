@@ -154,6 +154,8 @@ async def audit(settings: Settings, strategy: Strategy, plan: BackfillPlan) -> A
 def _tables(strategy: Strategy, topics: Sequence[str], group: str) -> dict[str, OffsetTable]:
     """Return the tables of the branches. Raises NotCounted."""
     found = {}
+    if strategy.distincts:
+        raise NotCounted("Distinct leaves out rows because of other records")
     for name, chain in strategy.chains.items():
         made = [type(each).__name__ for each in (*strategy.reducers[:-1], *chain[:-1])]
         if not all(each.keeps_rows for each in (*strategy.reducers[:-1], *chain[:-1])):

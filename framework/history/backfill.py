@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -46,11 +46,13 @@ class WantedRange:
         begin: where the history begins.
         end: where it ends, and the present begins.
         engine: what reads it: `worker`, or `spark` with its checkpoint, which has the progress.
+        remembers: see `BackfillPlan`.
     """
 
     begin: Bound
     end: Bound
     engine: str
+    remembers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ async def prepare(settings: Settings, wanted: WantedRange) -> PreparedPlan:
         present = await admin.list_group_offsets(settings.group)
         plan = BackfillPlan.of_commits(settings.group, history, topics)
         if plan is not None:
+            plan = replace(plan, remembers=wanted.remembers)
             _require_engine(plan, wanted.engine)
             is_cut = plan.is_adopted(present)
             if not is_cut:
@@ -108,6 +111,7 @@ async def prepare(settings: Settings, wanted: WantedRange) -> PreparedPlan:
             end=wanted.end,
             engine=wanted.engine,
             archive=archive,
+            remembers=wanted.remembers,
         )
         plan.refuse_commits(present)
         await refuse_members(admin, settings.group)
@@ -135,7 +139,8 @@ async def begin(settings: Settings, prepared: PreparedPlan) -> BackfillPlan:
         async with connect_admin(connection_config(settings)) as admin:
             await commit_cut(admin, settings, prepared.plan)
         _log.info(
-            "the cut is committed: workers of the group may start",
+            "the cut is committed: workers of the group may start"
+            + (" when the history is complete" if prepared.plan.remembers else ""),
             group=settings.group,
             cut={str(at): entry.offset for at, entry in prepared.plan.cut.items()},
         )
@@ -161,6 +166,28 @@ async def follow(settings: Settings, plan: BackfillPlan, view: ProgressView) -> 
                     trouble = str(error)
                     _log.warning("progress unknown, trying again", reason=trouble)
                 await anyio.sleep(_INTERVAL)
+
+
+async def hand_over(settings: Settings, plan: BackfillPlan) -> None:
+    """Commit for the group of the present what is remembered at the end of a history that is done.
+
+    Its first worker begins as the last one of the history would go on: it reads the records of open windows
+    again, and those that `Distinct` remembers.
+
+    Raises:
+        ConsumerError: the group has members, or the topic does not have these records any more.
+    """
+    async with connect_admin(connection_config(settings)) as admin:
+        history = await admin.list_group_offsets(history_group(plan.group))
+        wanted = plan.hand_over(history, await admin.list_group_offsets(plan.group))
+        if not wanted:
+            return
+        await admin.reset_offsets(plan.group, wanted)
+    _log.info(
+        "the history is handed over: workers of the group may start",
+        group=plan.group,
+        begin={str(at): entry.offset for at, entry in wanted.items()},
+    )
 
 
 async def offsets_left(settings: Settings, plan: BackfillPlan) -> int:

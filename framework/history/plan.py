@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from ..delivery.announcement import (
     BackfillRange,
     Generation,
+    awaits_history,
     generation_of,
+    handed_over,
     history_group,
     history_of,
     next_generation,
+    read_up_to,
 )
 from ..errors import ConsumerError, OffsetOutOfRange, SettingsError
 from ..kafka.consumer import CommitOffset
@@ -42,6 +45,7 @@ class BackfillPlan:
         group: the group of the present, which begins at the cut.
         generation: that of the offsets of both groups.
         histories: first offset and cut of each partition.
+        remembers: the strategy remembers records: the group of the present waits for the end of the history.
         sizes: bytes of the histories in the topic, estimated from the sizes of the logs; where a broker tells
             them.
     """
@@ -50,6 +54,7 @@ class BackfillPlan:
     generation: int
     histories: Mapping[TopicPartition, BackfillRange]
     sizes: Mapping[TopicPartition, int] = field(default_factory=dict)
+    remembers: bool = False
 
     @property
     def offsets(self) -> int:
@@ -59,7 +64,7 @@ class BackfillPlan:
     @property
     def cut(self) -> dict[TopicPartition, CommitOffset]:
         """The committed offsets with which the group of the present begins."""
-        metadata = Generation(self.generation).metadata
+        metadata = Generation(self.generation, awaits=self.remembers).metadata
         return {at: CommitOffset(each.until, metadata) for at, each in self.histories.items()}
 
     @property
@@ -100,12 +105,14 @@ class BackfillPlan:
         end: Bound,
         engine: str,
         archive: Archive | None = None,
+        remembers: bool = False,
     ) -> BackfillPlan:
         """Choose the cut of each partition, once.
 
         Args:
             engine: what reads the history, with what it must have again to go on.
             archive: has records before those of the topic.
+            remembers: see `BackfillPlan`.
 
         Raises:
             OffsetOutOfRange: a place is not in the log, nothing is before the cut, or offsets are in neither
@@ -148,7 +155,7 @@ class BackfillPlan:
                 "no partition has a record from --from on and before the cut: nothing would be read. Choose "
                 "an earlier --from"
             )
-        return cls(group, next_generation(()), histories, sizes)
+        return cls(group, next_generation(()), histories, sizes, remembers)
 
     def require_records(
         self,
@@ -181,7 +188,7 @@ class BackfillPlan:
     def done(self, committed: Mapping[TopicPartition, CommitOffset]) -> dict[TopicPartition, int]:
         """Return how many offsets of each partition are done, by the commits of the history's group."""
         return {
-            at: history.done(committed[at].offset) if at in committed else 0
+            at: history.done(read_up_to(at, committed[at])) if at in committed else 0
             for at, history in self.histories.items()
         }
 
@@ -197,7 +204,8 @@ class BackfillPlan:
         wrong = [
             f"{at}: {entry.offset:,} (the cut is {self.histories[at].until:,})"
             for at, entry in ours.items()
-            if entry.offset < self.histories[at].until or generation_of(at, entry) < self.generation
+            if read_up_to(at, entry) < self.histories[at].until
+            or generation_of(at, entry) < self.generation
         ]
         wrong += [f"{at}: nothing" for at in self.histories if at not in ours]
         if wrong:
@@ -208,6 +216,24 @@ class BackfillPlan:
                 "or backfill for a new group"
             )
         return True
+
+    def hand_over(
+        self,
+        history: Mapping[TopicPartition, CommitOffset],
+        present: Mapping[TopicPartition, CommitOffset],
+    ) -> dict[TopicPartition, CommitOffset]:
+        """Return what the group of the present has to commit when the history is done; nothing if it has.
+
+        Args:
+            history: the commits of the history's group.
+            present: those of the group of the present.
+
+        Raises:
+            ConsumerError: the history is not done.
+        """
+        if not any(awaits_history(at, present.get(at)) for at in self.histories):
+            return {}
+        return {at: handed_over(at, history[at]) for at in self.histories}
 
     def refuse_commits(self, committed: Mapping[TopicPartition, CommitOffset]) -> None:
         """Check that the cut passes no commit of the group.

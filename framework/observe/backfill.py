@@ -11,7 +11,7 @@ import anyio
 import structlog
 
 from ..config.schema import SECONDS, show_quantity
-from ..delivery.announcement import history_group, history_of
+from ..delivery.announcement import history_group, history_of, read_up_to
 from ..errors import ConsumerError
 from ..kafka.admin import NotAllowed, connect_admin
 from ..service.deadline import shield
@@ -111,7 +111,7 @@ class BackfillWatch:
     def _note(self, committed: Mapping[TopicPartition, CommitOffset], now: float) -> bool:
         """Note the commits; return whether something is left to do."""
         parts = [
-            BackfillPartition(*at, history.offsets, history.done(entry.offset))
+            BackfillPartition(*at, history.offsets, history.done(read_up_to(at, entry)))
             for at, entry in sorted(committed.items())
             if (history := history_of(at, entry)) is not None and history.offsets
         ]

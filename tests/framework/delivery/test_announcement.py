@@ -8,10 +8,16 @@ import pytest
 
 from kmr.delivery.announcement import (
     Announcement,
+    BackfillRange,
+    Closed,
     Generation,
+    WindowAnnouncement,
+    awaits_history,
     generation_of,
+    handed_over,
     next_generation,
     read_announcement,
+    read_up_to,
     token_of,
 )
 from kmr.errors import ConsumerError
@@ -82,3 +88,21 @@ def test_a_long_token_is_a_hash_of_the_same_offsets() -> None:
     assert token == token_of("g", reversed(ranges), {})
     assert token.startswith("g:")
     assert len(token) < 200
+
+
+def test_open_windows_are_read_when_no_rows_are_announced() -> None:
+    history = BackfillRange(0, 100)
+    closed = Closed(70, 5, "10s").up_to(100)
+    assert (closed.read_to, closed.emitted_to) == (99, 70)
+    assert closed.up_to(120).emitted_to == 70
+    done = CommitOffset(60, Generation(3, history=history, closed=closed).metadata)
+    assert (read_up_to(P0, done), read_up_to(P0, CommitOffset(60))) == (100, 60)
+    announced = WindowAnnouncement(60, 99, "token", "writer", generation=3, history=history)
+    assert read_up_to(P0, CommitOffset(60, announced.metadata)) == 60
+    assert handed_over(P0, done) == CommitOffset(60, Generation(3, closed=closed).metadata)
+
+
+def test_an_offset_says_whether_a_history_is_awaited() -> None:
+    assert awaits_history(P0, CommitOffset(5, Generation(3, awaits=True).metadata))
+    for other in (None, CommitOffset(5), CommitOffset(5, Generation(3).metadata)):
+        assert not awaits_history(P0, other)

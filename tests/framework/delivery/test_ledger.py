@@ -213,3 +213,18 @@ def test_failed_records_leave_when_they_are_settled_though_windows_hold_their_ba
     ledgers.charge([letter._replace(first=5, last=5)], 3, failed=True)
     ledgers.drop(P0)
     assert sum(changes) == 0
+
+
+def test_a_history_is_read_when_all_but_the_records_of_open_windows_is_settled() -> None:
+    ledger = Ledger(P0, 0, generation=1)
+    ledger.until = 10
+    ledger.take_in(batch(0, 10))
+    ledger.settle(0, 3)
+    assert not ledger.leaves_windows_open  # the stage has not ended
+    ledger.in_windows = [Range("t", 0, 4, 5, 1), Range("t", 0, 8, 8, 1)]
+    assert not ledger.leaves_windows_open  # 6, 7 and 9 fail, or are on their way
+    ledger.settle(6, 7)
+    ledger.settle(9, 9)
+    assert ledger.leaves_windows_open
+    ledger.until = 11
+    assert not ledger.leaves_windows_open

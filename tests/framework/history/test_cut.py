@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from kmr.delivery.announcement import BackfillRange, Generation, history_group
+from kmr.delivery.announcement import BackfillRange, Generation, LookBack, history_group
 from kmr.errors import ConsumerError
-from kmr.history.backfill import WantedRange, begin, prepare
+from kmr.history.backfill import WantedRange, begin, hand_over, offsets_left, prepare
 from kmr.history.plan import BackfillPlan
 from kmr.kafka.admin import Admin, connect_admin
 from kmr.kafka.connection import connection_config, consumer_config
 from kmr.kafka.consumer import CommitOffset
 from kmr.kafka.kafka_consumer import KafkaConsumer
 from kmr.record import TopicPartition
+from kmr.reducers.collect import Collect
 from kmr.settings import Settings
+from kmr.strategy import Strategy
+from kmr.worker import Worker
 
 if TYPE_CHECKING:
     from kmr.broker import Broker
@@ -155,6 +159,42 @@ async def test_a_member_that_comes_while_the_cut_is_committed_begins_at_it(
         assert offsets == prepared.plan.cut
 
 
+@pytest.mark.parametrize("moment", ["before the cut", "after it"])
+async def test_a_member_that_was_put_out_and_comes_back_late_commits_nothing_over_the_cut(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Its commit, of the generation that it knows, arrives before ours, or when the cut is committed."""
+    silent = Member(settings)
+    await silent.consumer.start(silent)
+    with anyio.fail_after(30):
+        while not silent.found:  # noqa: ASYNC110  filled by the client
+            await anyio.sleep(0.01)
+    client: Any = silent.consumer
+    await client._consumer._coordinator._stop_heartbeat_task()
+    await client._consumer._coordinator._maybe_leave_group()  # as the broker puts it out
+    late = {P0: CommitOffset(4), P1: CommitOffset(4)}
+
+    async def commit_late() -> None:
+        with pytest.raises(ConsumerError):
+            await silent.consumer.commit(late)
+
+    original = KafkaConsumer.commit
+
+    async def after_the_late_one(self: KafkaConsumer, offsets: Any) -> None:
+        if self is not silent.consumer:
+            await commit_late()
+        await original(self, offsets)
+
+    if moment == "before the cut":
+        monkeypatch.setattr(KafkaConsumer, "commit", after_the_late_one)
+    try:
+        plan = await begin(settings, await prepare(settings, WANTED))
+        await commit_late()
+    finally:
+        await silent.consumer.stop()
+    assert await committed(settings, "g") == plan.cut
+
+
 async def test_a_crash_between_the_two_commits_is_repaired_with_the_same_plan(
     settings: Settings, produce: Produce
 ) -> None:
@@ -189,3 +229,23 @@ async def test_a_group_that_was_reset_below_its_cut_is_refused(settings: Setting
     await reset(settings, "g", CommitOffset(10, later), CommitOffset(10))
     with pytest.raises(ConsumerError, match=r"has committed t-1: 10 \(the cut is 10\)\. Stop"):
         await prepare(settings, WANTED)
+
+
+async def test_a_worker_waits_for_what_a_history_hands_over(settings: Settings) -> None:
+    wanted = replace(WANTED, remembers=True)
+    plan = await begin(settings, await prepare(settings, wanted))
+    worker = Worker(Strategy(reduce=Collect()), settings)
+    with pytest.raises(ConsumerError, match=r"t-\d: kmr backfill still reads the history of this"):
+        await worker.run()
+    assert await committed(settings, "g") == plan.cut
+    done = CommitOffset(10, Generation(plan.generation, LookBack(3, 5)).metadata)
+    async with connect_admin(connection_config(settings)) as admin:
+        history = {
+            at: CommitOffset(10, Generation(plan.generation, LookBack(3, 5), each).metadata)
+            for at, each in plan.histories.items()
+        }
+        await admin.reset_offsets(history_group("g"), history)
+    assert await offsets_left(settings, plan) == 0
+    await hand_over(settings, plan)
+    assert await committed(settings, "g") == {P0: done, P1: done}
+    assert (await prepare(settings, wanted)).is_cut

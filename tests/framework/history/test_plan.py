@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kmr.delivery.announcement import BackfillRange, Generation, history_group
+from kmr.delivery.announcement import (
+    Announcement,
+    BackfillRange,
+    Closed,
+    Generation,
+    LookBack,
+    awaits_history,
+    history_group,
+)
 from kmr.errors import ConsumerError
 from kmr.history.plan import BackfillPlan
 from kmr.kafka.consumer import CommitOffset
@@ -53,6 +62,37 @@ def test_what_is_done_follows_from_the_commits() -> None:
     assert PLAN.done({}) == {P0: 0, P1: 0}
     assert PLAN.done({P0: at(40), P1: at(0)}) == {P0: 30, P1: 0}
     assert PLAN.done({P0: at(200)}) == {P0: 90, P1: 0}
+
+
+async def test_a_plan_without_a_record_is_refused(past: Past) -> None:
+    await past.send(0, 10, timestamp=1_767_225_600_000)
+    future = await past.run("--from", "2027-01-01T00:00Z")
+    assert future.code == 1
+    assert "no partition has a record from --from on and before the cut" in future.err
+    assert await past.committed(past.history) == {}
+
+
+def test_records_of_open_windows_are_read_and_handed_over_with_what_is_closed() -> None:
+    plan = replace(PLAN, remembers=True)
+    waiting = plan.cut
+    assert all(awaits_history(at, entry) for at, entry in waiting.items())
+    assert plan.is_adopted(waiting)
+    closed = Closed(99, 5_000_000, "10s", 7)
+    done = {
+        P0: CommitOffset(60, Generation(7, LookBack(50, 9), PLAN.histories[P0], closed).metadata),
+        P1: plan.beginning[P1],
+    }
+    assert plan.done(done) == {P0: 90, P1: 0}
+    handed = plan.hand_over(done, waiting)
+    assert handed == {
+        P0: CommitOffset(60, Generation(7, LookBack(50, 9), closed=closed).metadata),
+        P1: CommitOffset(0, Generation(7).metadata),
+    }
+    assert plan.is_adopted(handed)
+    assert plan.hand_over(done, handed) == {}
+    announced = Announcement(60, 80, "token", "writer", generation=7, history=PLAN.histories[P0])
+    with pytest.raises(ConsumerError, match="t-0: the history has announced rows"):
+        plan.hand_over(done | {P0: CommitOffset(60, announced.metadata)}, waiting)
 
 
 def test_a_group_that_does_not_begin_at_its_cut_is_refused() -> None:
