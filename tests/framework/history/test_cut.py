@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from kmr import Text
 from kmr.delivery.announcement import BackfillRange, Generation, LookBack, history_group
 from kmr.errors import ConsumerError
 from kmr.history.backfill import WantedRange, begin, hand_over, offsets_left, prepare
@@ -170,8 +171,14 @@ async def test_a_member_that_was_put_out_and_comes_back_late_commits_nothing_ove
         while not silent.found:  # noqa: ASYNC110  filled by the client
             await anyio.sleep(0.01)
     client: Any = silent.consumer
-    await client._consumer._coordinator._stop_heartbeat_task()
-    await client._consumer._coordinator._maybe_leave_group()  # as the broker puts it out
+    coordinator, over = client._consumer._coordinator, anyio.Event()
+
+    async def join_later(*_: object) -> None:
+        await over.wait()
+
+    monkeypatch.setattr(coordinator, "ensure_active_group", join_later)
+    await coordinator._stop_heartbeat_task()
+    await coordinator._maybe_leave_group()  # as the broker puts it out
     late = {P0: CommitOffset(4), P1: CommitOffset(4)}
 
     async def commit_late() -> None:
@@ -191,6 +198,7 @@ async def test_a_member_that_was_put_out_and_comes_back_late_commits_nothing_ove
         plan = await begin(settings, await prepare(settings, WANTED))
         await commit_late()
     finally:
+        over.set()
         await silent.consumer.stop()
     assert await committed(settings, "g") == plan.cut
 
@@ -234,7 +242,7 @@ async def test_a_group_that_was_reset_below_its_cut_is_refused(settings: Setting
 async def test_a_worker_waits_for_what_a_history_hands_over(settings: Settings) -> None:
     wanted = replace(WANTED, remembers=True)
     plan = await begin(settings, await prepare(settings, wanted))
-    worker = Worker(Strategy(reduce=Collect()), settings)
+    worker = Worker(Strategy(value=Text(), reduce=Collect(len)), settings)
     with pytest.raises(ConsumerError, match=r"t-\d: kmr backfill still reads the history of this"):
         await worker.run()
     assert await committed(settings, "g") == plan.cut
