@@ -33,6 +33,7 @@ from ..choosing import choose
 from ..parquet.columns import stored_type
 from .ddl import add_columns
 from .fences import is_exchanged, is_refused
+from .refusals import Refusals, unconvertible
 from .table import SchemaMismatch, read_table
 from .types import fields_left_out
 from .violations import violations
@@ -206,17 +207,16 @@ class Inserter:
 
     async def _attempt(self, insert: RangeRows, *, last: bool = False) -> Mapping[int, str]:
         block, table = await self._fit(insert)
-        refused, general = block.refused, set(block.fitted.general)
+        refusals = Refusals(block, block.refused, set(block.fitted.general))
         division = _Division(deque(insert.sections()), max(_SMALL_ROWS, len(insert) // 512))
-        together: dict[int, int] = {}
         while division.todo:
             section = division.todo.popleft()
             outcome = self._outcomes.get(section.token)
             if outcome is None:
                 outcome = await self._send(section, block, table, last=last)
                 if isinstance(outcome, Answer):
-                    if found := await self._violations(section, block, outcome):
-                        refused.update(found)
+                    if found := await self._found(section, block, outcome):
+                        refusals.add_found(found, outcome)
                         # With the same token: nothing was written under it.
                         division.todo.appendleft(section)
                         continue
@@ -228,17 +228,10 @@ class Inserter:
                 self._outcomes[section.token] = outcome
             division.note(section, outcome)
             if isinstance(outcome, Answer):
-                size = section.stop - section.start
-                for row in range(section.start, section.stop):
-                    if refused.setdefault(row, outcome.reason) is outcome.reason and size > 1:
-                        together[row] = size
-                if not outcome.about_values:
-                    general.add(outcome.reason)
-        self.set_up.judge(table, len(insert), refused, general)
-        for row, size in together.items():
-            refused[row] += f" (one of {size} rows that were not tried alone: too many are refused)"
+                refusals.add(section, outcome)
+        self.set_up.judge(table, len(insert), refusals.reasons, refusals.general)
         self.leaving_out.of(table, block.fitted)
-        return refused
+        return refusals.explained()
 
     def counts(self, parts: Sequence[Rows]) -> bool:
         """Return whether the table can tell how many rows of an insert it has."""
@@ -250,11 +243,13 @@ class Inserter:
             for rows in parts
         )
 
-    async def _violations(self, section: Section, block: Block, answer: Answer) -> dict[int, str]:
-        """Return the rows of a section that violate the constraint which refused it."""
+    async def _found(self, section: Section, block: Block, answer: Answer) -> dict[int, str]:
+        """Return the rows of a section that an answer is about, if they are found without dividing it."""
         numbers = [row for row in range(section.start, section.stop) if row not in block.refused]
         rows = block.table.take(numbers)
-        found = await violations(self.connection, block.columns, rows, answer.message)
+        found = unconvertible(block.columns, rows, answer) or await violations(
+            self.connection, block.columns, rows, answer.message
+        )
         return {numbers[row]: reason for row, reason in found.items()}
 
     def _cast(self, insert: RangeRows, table: ClickHouseTable) -> Block:

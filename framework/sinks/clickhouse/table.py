@@ -18,7 +18,7 @@ from ...record import COORDINATES
 from .counting import Counting
 from .deduplication import REPLICATED
 from .fences import new_name, refusal, refuses
-from .types import cast_to, is_variant, takes_null, type_of
+from .types import cast_to, is_cast_by_server, takes_null, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +93,7 @@ class Block:
             fits = np.ones(rows.num_rows, dtype=np.bool_)
             fits[refused] = False
             rows = rows.filter(pa.array(fits))
+        rows = self._without_wrong_types(rows)
         if rows.num_rows == 0:
             return None
         sink = pa.BufferOutputStream()
@@ -100,6 +101,17 @@ class Block:
         with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
             stream.write_table(rows.combine_chunks())
         return sink.getvalue()
+
+    def _without_wrong_types(self, rows: pa.Table) -> pa.Table:
+        """Leave out columns of nulls of a type that the server may not know: it makes the same of them."""
+        null = [
+            each.name
+            for each in self.columns
+            if is_cast_by_server(each.type)
+            and each.name in rows.column_names
+            and rows.column(each.name).null_count == rows.num_rows
+        ]
+        return rows.drop_columns(null) if len(null) < rows.num_columns else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +183,6 @@ class ClickHouseTable:
             cast.append(fitted.table)
             at += rows.num_rows
         table = pa.concat_tables(cast, promote_options="permissive")
-        # The server makes no Variant of a column that has no type; it is null where an INSERT lacks it.
-        typeless = [
-            each.name
-            for each in columns
-            if is_variant(each.type) and pa.types.is_null(table.schema.field(each.name).type)
-        ]
-        if len(typeless) < table.num_columns:
-            table = table.drop_columns(typeless)
         return Block(Fitted(table, refused, frozenset(general), cut, left_out), columns)
 
 

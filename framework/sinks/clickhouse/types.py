@@ -81,14 +81,9 @@ def type_of(text: str) -> ColumnType:
         return get_from_name("Dynamic")
 
 
-def is_variant(target: ColumnType) -> bool:
-    """Return whether values of a column have types of their own; it is null without being `Nullable`."""
-    return target.base_type in _NULLABLE
-
-
 def takes_null(target: ColumnType) -> bool:
     """Return whether null fits a type."""
-    return bool(target.nullable) or is_variant(target)
+    return target.nullable or target.base_type in _NULLABLE
 
 
 def cast_to(array: Array, target: ColumnType, *, has_default: bool = False) -> Cast:
@@ -113,9 +108,25 @@ def cast_to(array: Array, target: ColumnType, *, has_default: bool = False) -> C
     return cast._replace(bad=either(cast.bad, null_rows(array)))
 
 
+def is_cast_by_server(target: ColumnType) -> bool:
+    """Return whether values are sent as they are, and the server casts them: JSON, Variant, Point, ..."""
+    return target.base_type not in _PLAIN and target.base_type not in _CASTERS
+
+
 def _by_the_server(array: Array, _target: ColumnType) -> Cast:
     """Send values for JSON, Variant, Point, ... as they are, but times that the server would change."""
+    _refuse_unknown(array.type)
     return Cast(plain(array), _out_of_time(array))
+
+
+def _refuse_unknown(kind: Any) -> None:
+    """Raise Misfit for a type that the server makes no column of, at any depth."""
+    if pa.types.is_struct(kind) and kind.get_field_index("") >= 0:
+        raise Misfit("a field without a name is no element of a tuple")
+    if pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
+        raise Misfit(f"{kind} is no Decimal")
+    for at in range(kind.num_fields):
+        _refuse_unknown(kind.field(at).type)
 
 
 def _out_of_time(array: Array) -> Mask:
@@ -260,6 +271,15 @@ def _to_array(array: Array, target: ColumnType) -> Cast:
     return items._replace(array=lists.with_items(items.array))
 
 
+def _to_nested(array: Array, target: ColumnType) -> Cast:
+    return _to_array(array, _as_array(target))
+
+
+def _as_array(nested: ColumnType) -> ColumnType:
+    """Return the type `Array(Tuple(...))` of a `Nested(...)`."""
+    return type_of(f"Array(Tuple({nested.name.removeprefix('Nested(')})")
+
+
 def _to_map(array: Array, target: ColumnType) -> Cast:
     return to_map(
         plain(array),
@@ -273,6 +293,8 @@ def _to_tuple(array: Array, target: ColumnType) -> Cast:
     if not pa.types.is_struct(array.type):
         raise Misfit(f"{array.type} is no object")
     fields = [field.name for field in array.type]
+    if not target.element_names and "" in fields:
+        raise Misfit("a field without a name is no element of a tuple")
     names = list(target.element_names or fields)
     if len(names) != len(target.element_types):
         raise Misfit(f"{array.type} has other fields")
@@ -284,6 +306,8 @@ def _to_tuple(array: Array, target: ColumnType) -> Cast:
 
 def fields_left_out(kind: Any, target: ColumnType, path: str) -> Iterator[str]:
     """Yield the fields of nested objects for which a Tuple has no element: they are not written."""
+    if target.base_type == "Nested":
+        target = _as_array(target)
     if target.base_type == "Array" and hasattr(kind, "value_type"):
         yield from fields_left_out(kind.value_type, target.element_type, f"{path}[]")
     elif target.base_type == "Tuple" and pa.types.is_struct(kind) and target.element_names:
@@ -358,6 +382,7 @@ _CASTERS: dict[str, Callable[[Array, ColumnType], Cast]] = {
     "DateTime64": _to_datetime64,
     "Array": _to_array,
     "Map": _to_map,
+    "Nested": _to_nested,
     "Tuple": _to_tuple,
     "BFloat16": _to_bfloat,
     "Time": _to_clock,

@@ -92,7 +92,8 @@ CLICKHOUSE_NESTED: Final = (
     *("Array(Nullable(Int8))", "Array(Array(Nullable(String)))", "Map(String, Nullable(Int8))", "Array(Date)"),
     *("Map(String, String)", "Map(Int64, Nullable(DateTime64(3)))", "Map(LowCardinality(String), Float32)"),
     *("Tuple(a Nullable(Int8), b Nullable(String))", "Tuple(Nullable(Int8), Nullable(String))"),
-    *("Array(Map(String, Nullable(UInt8)))", "Array(LowCardinality(Nullable(String)))"),
+    *("Nested(a Nullable(Int8), b Nullable(String))", "Variant(Int64, String)", "Variant(Array(Int64), Date)"),
+    *("JSON", "Dynamic", "Array(Map(String, Nullable(UInt8)))", "Array(LowCardinality(Nullable(String)))"),
     *("Array(Decimal(5, 2))", "Array(Tuple(a Nullable(Int8)))", "Array(Nullable(Bool))"),
 )  # fmt: skip
 

@@ -307,3 +307,8 @@ def test_bisecting_finds_every_value_that_cannot_be_cast_and_keeps_the_others(
     cast = cast_to(array, type_of("UInt8"))
     assert bad_rows(array, "UInt8") == [n for n, text in enumerate(texts) if text == "x"]
     assert cast.array.to_pylist() == [None if text == "x" else int(text) for text in texts]
+
+
+def test_items_of_nested_objects_are_cast_as_those_of_tuples() -> None:
+    items = pa.array([[{"a": 1, "b": "x"}], [{"a": 300, "b": "y"}]])
+    assert bad_rows(items, "Nested(a UInt8, b Nullable(String))") == [1]
