@@ -369,12 +369,16 @@ class ColumnsStore(Store):
             op = "" if ops is None else ops[row]
             if row in failures:
                 yield Rejected(failures[row])
-            elif absent[row] or op is None:
-                yield None
+            elif absent[row] or op is None or (op == "d" and _is_null(key)):
+                yield None  # a delete without the row: the record's key names it
             elif op == "t":
                 yield Rejected("the table was truncated; a look-up table cannot follow that")
             else:
                 yield key, None if op == "d" else self._first + row
+
+
+def _is_null(key: Any) -> bool:
+    return any(each is None for each in key) if isinstance(key, tuple) else key is None
 
 
 def compare_equal(one: pa.DataType, other: pa.DataType) -> bool:

@@ -121,7 +121,7 @@ class ObjectsStore(Store):
             elif value.op == "t":
                 yield Rejected("the table was truncated; a look-up table cannot follow that")
             elif value.after is None and value.before is None:
-                yield None  # a delete without the row: the tombstone that follows has its key
+                yield None  # a delete without the row: the record's key names it
             elif value.after is None:
                 yield key_of(value.before, keys), None
             else:

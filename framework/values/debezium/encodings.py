@@ -222,10 +222,12 @@ def _decimal(value: Any, scale: int | None) -> str:
 
 
 def encodings_of_schema(fields: list[Mapping[str, Any]]) -> dict[str, Encoding]:
-    """Return the encodings that a Connect schema names, by field: those of decimals and times."""
+    """Return the encodings that a Connect schema names, by field: those of decimals, times and plain text."""
     found = {}
     for each in fields:
         name = each.get("name")
+        if name is None and each.get("type") == "string":
+            found[str(each.get("field"))] = Encoding("Text")
         scale = (each.get("parameters") or {}).get("scale")
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             continue

@@ -128,7 +128,9 @@ class JsonEnvelopes:
     def _passes(
         self, rows: NDArray[np.int64], payloads: Any, schema: bytes | None
     ) -> Iterator[Envelopes]:
-        known = {**_encodings_of(schema), **self._given}
+        named = _encodings_of(schema).items()
+        known = {key: each for key, each in named if each.name != "Text" or key in self._special}
+        known |= self._given
         usual = self._sniff(payloads, known)
         found = self._decode(rows, payloads, *usual)
         left = sorted(found.failures)

@@ -110,6 +110,23 @@ def test_changes_of_debezium_are_followed(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", STORES)
+@pytest.mark.parametrize("keys", ["id", ["id", "name"]])
+def test_a_delete_without_the_row_deletes_what_the_key_of_its_record_names(
+    make: Any, keys: Any
+) -> None:
+    """As of MongoDB without pre-images, or of PostgreSQL without a replica identity; no tombstone follows."""
+    store = make("customers", Lookup("c", key=keys, value=Debezium(Json(Customer))))
+
+    def event(op: str, after: Customer | None) -> dict[str, object]:
+        source = {"connector": "postgresql", "lsn": 1}
+        return {"op": op, "before": None, "after": after, "source": source}
+
+    created = [(b'{"id":%d}' % n, event("c", Customer(n, "x"))) for n in (1, 2)]
+    store.apply(records(*created, (b'{"id":1}', event("d", None))))
+    assert (len(store), store.rejected) == (1, 0)
+
+
+@pytest.mark.parametrize("make", STORES)
 def test_a_key_of_several_fields_is_a_tuple(make: Any) -> None:
     store = make("c", Lookup("c", key=["id", "name"], value=Json(Customer)))
     store.apply(records((b"a", Customer(1, "ada")), (b"b", Customer(1, "bob")), (b"a", None)))

@@ -208,6 +208,15 @@ def test_each_encoding_of_a_schema_becomes_the_value(
     assert deleted["before"][name] == deleted[name] == expected
 
 
+def test_a_schema_that_says_text_has_decimals_as_text() -> None:
+    """As `decimal.handling.mode=string` sends them; other fields stay what they are."""
+    schema = schema_of(field("id", "string"), field("price", "string"))
+    value = event("c", None, {"id": 1, "price": "123.45"}, schema=schema)
+    assert one(value, row=Order)["price"] == Decimal("123.45")
+    value = event("c", None, {"id": "1", "price": "123.45"}, schema=schema)
+    assert "field after.id: expected int" in reason(value, row=Order)
+
+
 @pytest.mark.parametrize(
     ("options", "name", "value", "expected"),
     [
