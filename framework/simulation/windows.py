@@ -86,6 +86,8 @@ class WindowChecks(SinkChecks):
     def waits(self, partition: TopicPartition, end: int) -> np.ndarray:
         """Return the records whose windows are still open after all records below an offset."""
         model, waits = self._windows[partition], super().waits(partition, end)
+        if partition in self._forgetful and model.window.idle is None:
+            return ~waits
         if model.window.idle is None:
             for offset, keys in model.of_record.items():
                 waits[offset] = any(not model.closed(key, end) for key in keys)
@@ -93,8 +95,8 @@ class WindowChecks(SinkChecks):
 
     def rests(self, partition: TopicPartition, end: int, committed: int) -> bool:
         """Return whether a committed offset is where it stays, and all rows up to there are written."""
-        if partition in self._forgetful:
-            return True
+        if partition in self._forgetful:  # only the wall clock is known to close its windows
+            return self._windows[partition].window.idle is None or committed >= end
         model, found = self._windows[partition], self._found[partition]
         due = (
             key
