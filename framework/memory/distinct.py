@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-import pyarrow as pa
-
 from ..arguments import Checked
 from ..config.schema import parse_duration
 from ..errors import StrategyError
 from .distinct_keys import is_comparable
+from .event_time import require_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pyarrow as pa
 
 OnDuplicate = Literal["drop", "dead-letter"]
 
@@ -108,21 +109,11 @@ class Distinct(metaclass=Checked):
                     "whole number or a time in the map"
                 )
         if self.time is not None:
-            require_time(self.time, schema.field(self.time).type)
+            require_time("Distinct", self.time, schema.field(self.time).type)
 
     def __str__(self) -> str:
         """The rule in words, for `kmr validate`."""
         return f"one row per {', '.join(self.key)} within {self.within:g} s"
-
-
-def require_time(name: str, kind: pa.DataType) -> None:
-    """Raise StrategyError unless a column of this type has times."""
-    types: Any = pa.types
-    if not (types.is_timestamp(kind) or types.is_null(kind)):
-        raise StrategyError(
-            f"Distinct: time={name!r} is {kind}, not a timestamp; make it one in the map or in the value's "
-            "class"
-        )
 
 
 def _seconds(name: str, given: float | str) -> float:

@@ -15,9 +15,8 @@ from ..columns.tagged_rows import branches, is_tagged
 from ..delivery.announcement import LookBack
 from ..errors import KmrError
 from ..mapping.results import NO_OFFSETS, Failure, MapResult
-from .distinct import require_time
 from .distinct_keys import RecentKeys, hashes_of
-from .event_time import far_ahead
+from .event_time import NO_TIME, event_times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +30,6 @@ _pa: Any = pa
 
 _log = structlog.get_logger(__name__)
 
-_NO_TIME: Final = -(2**62)
 _TIME: Final = b"event_time"  # in the metadata of a saved memory
 _MARKS: Final = 64  # of the event time, within a `within`
 _MOST_MARKS: Final = 4096
@@ -84,7 +82,7 @@ class DistinctMemory:
         self.distinct = distinct
         self.keys = RecentKeys(distinct.microseconds)
         self.marks = Marks(distinct.microseconds)
-        self.time = _NO_TIME
+        self.time = NO_TIME
 
     def repeated(
         self, batch: Batch, table: pa.Table, offsets: NDArray[np.int64]
@@ -118,7 +116,7 @@ class DistinctMemory:
     def _times(
         self, batch: Batch, table: pa.Table, offsets: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        name, ahead = self.distinct.time, self.distinct.ahead
+        name = self.distinct.time
 
         def recorded() -> pa.Array[Any]:
             return batch.records.column("timestamp").take(np.searchsorted(batch.offsets(), offsets))
@@ -127,15 +125,7 @@ class DistinctMemory:
             times: NDArray[np.int64] = recorded().cast(pa.int64()).to_numpy(zero_copy_only=False)
             return times
         self.distinct.require(table.schema)
-        column: Any = table.column(name)
-        require_time(name, column.type)
-        numbers = column.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
-        known: NDArray[np.int64] = (
-            numbers.fill_null(_NO_TIME).combine_chunks().to_numpy(zero_copy_only=False)
-        )
-        if ahead is not None:
-            known = np.where(far_ahead(known, [batch], recorded, ahead), _NO_TIME, known)
-        return known
+        return event_times(table.column(name), [batch], recorded, self.distinct.ahead)
 
 
 class Distinction(NamedTuple):
@@ -173,7 +163,7 @@ class PartitionMemory:
         self._sampled_at = -_SAMPLE_EVERY
         if begin is not None:
             for memory in self._memories.values():
-                memory.marks.note(begin, _NO_TIME)
+                memory.marks.note(begin, NO_TIME)
 
     def note(self, batch: Batch, mapped: MapResult) -> Distinction:
         """Note the rows of mapped records, in the order of their offsets, and take duplicates out.
@@ -262,7 +252,7 @@ class PartitionMemory:
 
     def __str__(self) -> str:
         """Its size and event time in words."""
-        times = [memory.time for memory in self._memories.values() if memory.time > _NO_TIME]
+        times = [memory.time for memory in self._memories.values() if memory.time > NO_TIME]
         shown = _shown(max(times)) if times else "unknown"
         return (
             f"{self._partition} with {len(self):,} keys in {self.nbytes / 1e6:,.1f} MB at the event time "

@@ -1,12 +1,18 @@
-"""Event times that no record can have: a single one far in the future would close, or forget, everything."""
+"""The event times of rows, as `Window` and `Distinct` read them.
+
+A record may have none, or one that it cannot have: a single time far in the future would close, or forget,
+everything before it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from ..errors import StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -15,30 +21,49 @@ if TYPE_CHECKING:
 
     from ..record import Batch
 
+NO_TIME: Final = -(2**62)
+"""Of a row without a time, or with one that its record cannot have."""
 
-def far_ahead(
-    times: NDArray[np.int64],
+
+def require_time(owner: str, name: str, kind: pa.DataType) -> None:
+    """Raise StrategyError unless a column of this type has times; `owner` is who reads it."""
+    types: Any = pa.types
+    if not (types.is_timestamp(kind) or types.is_null(kind)):
+        raise StrategyError(
+            f"{owner}: time={name!r} is {kind}, not a timestamp; make it one (a datetime) in the map or in "
+            "the value's class"
+        )
+
+
+def event_times(
+    column: pa.ChunkedArray[Any],
     batches: Iterable[Batch],
     record_times: Callable[[], pa.Array[Any] | pa.ChunkedArray[Any]],
-    ahead: int,
-) -> NDArray[np.bool_]:
-    """Return which rows have an event time that is too much later than the timestamp of their record.
+    ahead: int | None,
+) -> NDArray[np.int64]:
+    """Return event times in microseconds since 1970: `NO_TIME` for a null, or one that is too far ahead.
 
-    It follows from the records alone, so that a second reading decides the same. A timestamp of no clock (of
+    They follow from the records alone, so that a second reading decides the same. A timestamp of no clock (of
     type -1, or up to 1970) tells nothing.
 
     Args:
-        times: event times, in microseconds since 1970.
+        column: of timestamps.
         batches: the records of the rows.
         record_times: the timestamps of the rows' records; called only if a time is ahead of the earliest one.
-        ahead: how much later is too much, in microseconds.
+        ahead: how much later than its record's timestamp a time may be, in microseconds; None: any.
     """
+    zone = getattr(column.type, "tz", None)
+    micros: Any = column.cast(pa.timestamp("us", tz=zone), safe=False).cast(pa.int64())
+    times: NDArray[np.int64] = (
+        micros.fill_null(NO_TIME).combine_chunks().to_numpy(zero_copy_only=False)
+    )
+    if ahead is None:
+        return times
     lowest = min(map(_lowest, batches), default=-1)
     if not len(times) or lowest < 0 or times.max() - ahead <= lowest:
-        return np.zeros(len(times), np.bool_)
+        return times
     recorded = record_times().cast(pa.int64()).to_numpy()
-    far: NDArray[np.bool_] = (recorded > 0) & (times - ahead > recorded)
-    return far
+    return np.where((recorded > 0) & (times - ahead > recorded), NO_TIME, times)
 
 
 def _lowest(batch: Batch) -> int:

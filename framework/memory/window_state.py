@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
-from .event_time import far_ahead
+from .event_time import event_times, require_time
 from .window_aggregates import LAST_OFFSET, START
 
 if TYPE_CHECKING:
@@ -240,17 +240,12 @@ class WindowState:
         self, rows: Rows, column: pa.ChunkedArray[Any], offsets: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the times, and the rows of records without a valid one: all rows of such a record fail."""
-        if not pa.types.is_timestamp(column.type):
-            raise StrategyError(
-                f"Window: time={self._window.time!r} is a column of type {column.type}, not a timestamp; let "
-                "the map make one (a datetime), or use time='timestamp' for that of the record"
-            )
-        self._type = column.type
-        micros = column.cast(pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64())
-        times: NDArray[np.int64] = micros.fill_null(pa.scalar(-1, pa.int64())).to_numpy()
+        window = self._window
+        require_time("Window", window.time, column.type)
+        times = event_times(column, rows.sources, rows.record_times, window.ahead)
+        if pa.types.is_timestamp(column.type):
+            self._type = column.type
         invalid = times < 0
-        if self._window.ahead is not None and rows.sources:
-            invalid |= far_ahead(times, rows.sources, rows.record_times, self._window.ahead)
         if invalid.any():
             invalid = np.isin(offsets, offsets[invalid])
             times = np.where(invalid, 0, times)

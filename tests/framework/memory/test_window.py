@@ -110,6 +110,21 @@ def test_a_time_far_after_the_timestamp_of_its_record_closes_nothing(
     assert taken.late.tolist() == [False, False, not fails]
 
 
+def test_records_that_all_have_no_time_fail_and_end_nothing() -> None:
+    state = window(by=["g"]).state(P0)
+
+    def rows_of(first: int, times: list[Any], groups: list[Any]) -> Rows:
+        offsets = np.arange(first, first + len(times))
+        table = pa.table({"ts": times, "o": offsets, "g": groups})
+        return Rows(table, (Range("t", 0, first, int(offsets[-1])),), offsets)
+
+    for number, kind in enumerate([pa.null(), pa.timestamp("us", "UTC")]):
+        times: Any = pa.array([None, None], kind)
+        assert state.take(rows_of(2 * number, times, [None, None])).invalid.all()
+    assert not state.take(rows_of(4, [BEGIN, BEGIN + timedelta(seconds=30)], ["a", "b"])).late.any()
+    assert state.close(state.level).to_pylist()[0]["of"] == [4]
+
+
 def test_the_late_rows_have_to_be_decided() -> None:
     with pytest.raises(StrategyError, match="late"):
         Window("1m", time="ts", columns={"n": ("*", "count")})  # type: ignore[call-arg]
