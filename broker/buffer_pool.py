@@ -26,6 +26,11 @@ class BufferPool:
         """Bytes that are kept for reuse."""
         self._waiting: deque[tuple[int, int, Future[memoryview]]] = deque()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for a buffer."""
+        return bool(self._waiting)
+
     def take(self, size: int) -> memoryview | None:
         """Lend a buffer of at least `size` bytes with arbitrary content; None if the limit is reached.
 

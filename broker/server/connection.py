@@ -225,7 +225,8 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(f"the client did not authenticate within {allowed:g} seconds")
         elif self._outbox.is_blocked:
             waited, allowed = now - self._blocked_since, self._settings.response_timeout
-            if self._partial is not None or self._unread is not None:
+            received = self._partial is not None or self._unread is not None
+            if received or self._dispatcher.fetches_wait:
                 allowed = min(allowed, self._settings.request_timeout)  # others need the memory
             if waited > allowed:
                 self.abort(f"the client did not read its response for {waited:.0f} seconds")

@@ -128,6 +128,11 @@ class Dispatcher:
         self._faults = faults or Faults()
         self._routes: dict[tuple[int, int], _Route] = {}  # built at the first request
 
+    @property
+    def fetches_wait(self) -> bool:
+        """Whether fetches wait for memory that other responses have."""
+        return self._services.response_buffers.is_awaited
+
     def dispatch(
         self, data: memoryview, begin: int, stop: int, client: Client, began: float
     ) -> Reply:

@@ -430,6 +430,28 @@ async def test_an_unread_response_closes_the_connection(
     await until(closed)
 
 
+async def test_an_unread_response_closes_the_connection_soon_if_others_need_its_memory(
+    start: Start, connect: Connect, batch: Batch
+) -> None:
+    broker = await start(
+        response_timeout=600.0,
+        request_timeout=0.05,
+        fetch_max_bytes=32 * MIB,
+        response_memory_bytes=32 * MIB,
+    )
+    await broker.topics.create("t")
+    client, other = await connect(broker), await connect(broker)
+    data = batch(*(b"x" * 1000 for _ in range(1000)))
+    for _ in range(20):
+        await client.ask(produce_request(client, data))
+    client.reader._transport.pause_reading()
+    await client.send(fetch_request(client, 32 * MIB))
+    await other.ask(ASK_VERSIONS)
+    async with asyncio.timeout(30):
+        answer = await other.ask(fetch_request(other, 32 * MIB))
+    assert len(answer.responses[0].partitions[0].records) > 10 * MIB
+
+
 async def test_a_large_response_to_a_disconnected_client_is_discarded_silently(
     start: Start, connect: Connect, batch: Batch, caplog: pytest.LogCaptureFixture
 ) -> None:
