@@ -47,6 +47,7 @@ _log = structlog.get_logger(__name__)
 # records: a node answers one fetch at a time, and the missing ones may be wanted again before that.
 _PARTIAL_WAIT_MS = 50
 _NEVER_MS = 24 * 3600 * 1000  # the caller has a timeout
+_LONGEST_LOOK = 5.0  # seconds between two looks for the leader of a partition
 _POLL_GRACE = 1.0  # seconds that a fetch waits for the batches of the one before to be polled
 
 AIOKAFKA_VERSION = "0.14."
@@ -146,6 +147,7 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
             client_rack=replaced._client_rack,
         )
         self._retry_backoff = replaced._retry_backoff
+        self._look_after, self._next_look = self._retry_backoff, 0.0
         self._isolation_level = replaced._isolation_level
         self._default_reset_strategy = (
             OffsetResetStrategy.EARLIEST if reset == "earliest" else OffsetResetStrategy.NONE
@@ -302,10 +304,26 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
             min(_PARTIAL_WAIT_MS, self._whole_wait_ms) if partial else self._whole_wait_ms
         )
         found = super()._get_actions_per_node(assignment)
-        requests, resets, _, lacks_leader, _ = found
+        requests, resets, timeout, lacks_leader, resumed = found
         if not (partial or resets or lacks_leader or self._preferred_read_replica):
             self._requests.update(requests)
-        return found
+        if lacks_leader:
+            lacks_leader, timeout = self._may_look(timeout)
+        else:
+            self._look_after = self._retry_backoff
+        return requests, resets, timeout, lacks_leader, resumed
+
+    def _may_look(self, timeout: float) -> tuple[bool, float]:
+        """Return whether to look for leaders now, and how long to wait: longer each time that none is found.
+
+        aiokafka looks again as soon as it has the answer: for a deleted topic, hundreds of times a second.
+        """
+        now = anyio.current_time()
+        if now < self._next_look:
+            return False, min(timeout, self._next_look - now)
+        self._next_look = now + self._look_after
+        self._look_after = min(2 * self._look_after, _LONGEST_LOOK)
+        return True, min(timeout, self._next_look - now)
 
     def _leaders(self, assignment: Any) -> frozenset[int]:
         """Return the nodes that lead the partitions."""

@@ -18,6 +18,7 @@ from .admin import explain_refusal, log_offsets, offsets_at_times
 from .connection import connect, require_topics
 from .fetching import BatchFetcher
 from .start_positions import NO_POSITION
+from .topic_identity import TopicIdentity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -46,6 +47,7 @@ class Progress:
         self.starts: Mapping[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._reader: tuple[aiokafka.AIOKafkaConsumer, BatchFetcher] | None = None
+        self._identity: TopicIdentity | None = None
 
     def begin(
         self,
@@ -88,8 +90,15 @@ class Progress:
         partitions = [TopicPartition(*each) for each in consumer.assignment()]
         return await log_offsets(consumer, "end", partitions)
 
-    def refuse_new_partitions(self, topic: str) -> None:
-        """Raise ConsumerError if the topic has got partitions since the beginning."""
+    async def identify(self, consumer: aiokafka.AIOKafkaConsumer, topic: str) -> None:
+        """Note which topic has this name now, before its offsets are asked for."""
+        self._identity = TopicIdentity(consumer._client, topic)
+        await self._identity.check()
+
+    async def refuse_changes(self, topic: str) -> None:
+        """Raise ConsumerError if the topic has got partitions since the beginning, or is another one."""
+        if self._identity is not None:
+            await self._identity.check()
         if self._reader is not None:
             numbers = self._reader[0]._client.cluster.partitions_for_topic(topic)
             if frozenset(numbers or ()) - {at.partition for at in self.starts}:
@@ -106,7 +115,8 @@ class RecordSelection:
         follow: go on with new records, without end.
         caught_up: with `follow`, called when everything that the topic had at the time of the call was
             yielded, and the caller asks for more.
-        progress: tells the caller how far it is; then partitions that the topic gets end the reading.
+        progress: tells the caller how far it is; then partitions that the topic gets end the reading,
+            and so does another topic of its name.
         spans: only these partitions, from the first offset to the one before the second; None: all.
         isolation_level: `read_committed` leaves out records of open and aborted transactions.
     """
@@ -127,7 +137,8 @@ async def read_topic(
 
     Raises:
         BrokerUnavailable: no broker answers.
-        ConsumerError: there is no such topic, the broker refuses, or the topic got new partitions.
+        ConsumerError: there is no such topic, or the broker refuses. With `RecordSelection.progress` also if
+            the topic gets new partitions, is deleted or made anew.
         CorruptRecords: a record batch is damaged.
     """
     options = {"max_partition_fetch_bytes": _PARTITION_BYTES}
@@ -161,7 +172,7 @@ async def read_topic(
                 progress.note(batch)
                 if batch.last + 1 >= behind.get(partition, 0):
                     behind.pop(partition, None)
-            progress.refuse_new_partitions(topic)
+            await progress.refuse_changes(topic)
             if not batches:  # else others have come while the caller had these
                 with anyio.move_on_after(_LOOK):
                     await fetcher.wait()
@@ -211,6 +222,8 @@ async def _bounds(
     window: RecordSelection,
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return the first offset of each partition, and the one after its last."""
+    if window.progress is not None:
+        await window.progress.identify(consumer, topic)
     numbers = consumer._client.cluster.partitions_for_topic(topic)
     partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
     with explain_refusal(f"the offsets of {topic}", config):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
@@ -98,3 +100,22 @@ async def test_a_range_begins_later_where_records_are_gone(broker: Broker) -> No
     await admin.close()
     assert await read_some(broker, 10, 50) == list(range(40, 50))
     assert await read_some(broker, 10, 30) == []
+
+
+async def test_a_deleted_topic_is_looked_for_less_and_less_often(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    await broker.topics.create("gone", 1)
+    async with BatchProducer(broker.bootstrap_servers, "gone") as producer:
+        await producer.send([b"0"])
+    config = ConnectionConfig(bootstrap_servers=broker.bootstrap_servers)
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    await admin.start()
+    async with aclosing(read_topic(config, "gone", RecordSelection(follow=True))) as batches:
+        await anext(batches)
+        await admin.delete_topics(["gone"])
+        await admin.close()
+        with anyio.move_on_after(1.0):
+            await anext(batches)
+    looks = [each for each in caplog.records if each.name == "aiokafka.cluster"]
+    assert 1 <= len(looks) < 20, len(looks)

@@ -265,6 +265,22 @@ async def test_a_topic_that_is_made_anew_is_read_again(
         assert len(tables()["customers"]) == 1
 
 
+async def test_a_topic_that_is_made_anew_with_as_many_records_is_read_again(
+    broker: Broker, create_topic: CreateTopic, produce: Produce
+) -> None:
+    await create_topic("customers")
+    await produce("customers", customers(0, 4, "old"))
+    lookup = Lookup("customers", key="id", value=Json(Customer))
+    tables = Tables({"customers": lookup}, connection_config(settings_of(broker)), as_columns=False)
+    async with tables.following():
+        await broker.topics.delete("customers")
+        await create_topic("customers")
+        await produce("customers", customers(0, 4, "new"))
+        with anyio.fail_after(30):
+            while tables()["customers"].get(3).name != "new 3":  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+
+
 @pytest.mark.usefixtures("_topics")
 async def test_a_table_that_has_caught_up_has_everything_that_was_produced_before(
     broker: Broker, produce: Produce
