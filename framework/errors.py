@@ -258,14 +258,14 @@ def reason_of(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = str(error)
-    except Exception as failure:  # noqa: BLE001  the user's class may do anything
+    except BaseException as failure:  # noqa: BLE001  the user's class may do anything
         return f"{name} (its __str__ raises {type(failure).__name__})"
     return storable(f"{name}: {text}" if text else name)
 
 
 def storable(text: str) -> str:
     """Return a text that has a UTF-8 form: lone surrogates are escaped."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    return text if str.isascii(text) else str.encode(text, "utf-8", "backslashreplace").decode()
 
 
 def did_you_mean(

@@ -370,6 +370,8 @@ def _objects_of_maps(array: Array, *, nul: bool) -> JsonObjects:
 
 
 def _keys(array: Array) -> Array:
+    if isinstance(array.type, pa.UuidType):
+        return text_of(array)
     array = plain(array)
     return array if is_bytes(array.type) or is_text(array.type) else text_of(array)
 
@@ -482,6 +484,6 @@ def excerpt(value: object) -> str:
     """Return the beginning of a value, for a message."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  the user's class may do anything
+    except BaseException:  # noqa: BLE001  the user's class may do anything
         text = f"a {type(value).__name__}"
     return text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ..column_types import choose_type, join_tables
 from ..columns.kinds import null_rows, twice, whole
+from ..columns.texts import excerpt
 from ..errors import StrategyError, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
 from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
@@ -194,7 +195,7 @@ def _no_column(name: Any, known: Container[str] | None) -> str | None:
     """Return why a key of a row is not the name of a column; None if it is."""
     if not isinstance(name, str):
         kind = type(name).__name__
-        return f"the row has the key {name!r} ({kind}); keys are names of columns: make them text"
+        return f"the row has the key {excerpt(name)} ({kind}); keys are names of columns: make them text"
     if storable(name) != name:
         return f"the row has the key {storable(name)}, which has no UTF-8 form"
     if known is not None and name not in known:
@@ -288,7 +289,9 @@ def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
     rows_of_class: dict[Any, list[int]] = {}
     for row, value in enumerate(values):
         if isinstance(value, time) and _has_zone(value):
-            refused[row] = f"{value!r}: a time of day with a zone has no type; return a datetime"
+            refused[row] = (
+                f"{excerpt(value)}: a time of day with a zone has no type; return a datetime"
+            )
         elif value is not None:
             rows_of_class.setdefault((type(value), _has_zone(value)), []).append(row)
     rows_of_type: dict[pa.DataType, list[int]] = {}

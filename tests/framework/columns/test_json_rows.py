@@ -134,3 +134,11 @@ def test_names_of_columns_and_fields_may_be_any_text(names: list[str]) -> None:
 def test_a_column_that_is_there_twice_refuses_its_rows() -> None:
     rows = json_rows(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]))
     assert rows.refused == {0: "the rows have a column twice, which no JSON object has"}
+
+
+def test_a_uuid_is_its_text_as_a_key_too() -> None:
+    raw = bytes(range(16))
+    maps = pa.array([[(raw, 1)]], pa.map_(pa.binary(16), pa.int8())).cast(
+        pa.map_(pa.uuid(), pa.int8())
+    )
+    assert written(pa.table({"m": maps})) == [{"m": {"00010203-0405-0607-0809-0a0b0c0d0e0f": 1}}]

@@ -24,6 +24,16 @@ class Silent(Exception):
         raise AttributeError("no response")
 
 
+class Exiting(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
 class Lazy(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         raise OSError("gone")
@@ -62,6 +72,8 @@ def reasons(function: Callable[..., Any]) -> list[str]:
 
 EXCEPTIONS = [
     (Silent(), "Silent (its __str__ raises AttributeError)"),
+    (Exiting(), "Exiting (its __str__ raises SystemExit)"),
+    (KeyError(Unprintable()), "KeyError (its __str__ raises RuntimeError)"),
     (ValueError("unknown plan fr\ud83d"), "ValueError: unknown plan fr\\ud83d"),
     (SystemExit(0), "SystemExit: 0"),
     (asyncio.CancelledError(), "CancelledError"),
@@ -102,6 +114,10 @@ def test_a_per_batch_map_that_exits_fails_the_record_that_makes_it_exit() -> Non
     [
         ({}, "the row has no columns"),
         ({1: 2}, "the row has the key 1 (int); keys are names of columns: make them text"),
+        (
+            {Unprintable(): 1},
+            "the row has the key a Unprintable (Unprintable); keys are names of columns",
+        ),
         ({"fr\ud83d": 1}, "the row has the key fr\\ud83d, which has no UTF-8 form"),
         (Lazy(), "OSError: gone"),
         ((each / 0 for each in [1]), "ZeroDivisionError: division by zero"),
@@ -114,7 +130,16 @@ def test_a_per_batch_map_that_exits_fails_the_record_that_makes_it_exit() -> Non
             "column a: no type of a column holds <object object",
         ),
     ],
-    ids=["no column", "a number", "a surrogate", "lazy", "a generator", "a large number", "object"],
+    ids=[
+        "no column",
+        "a number",
+        "unprintable",
+        "a surrogate",
+        "lazy",
+        "a generator",
+        "a large number",
+        "object",
+    ],
 )
 def test_a_row_that_cannot_be_one_fails_alone(row: Any, reason: str) -> None:
     (found,) = reasons(returning(row))
