@@ -1,10 +1,12 @@
 """`python -m bench.lookups`: what a look-up table of 1,000,000 rows costs, without a broker.
 
-Printed is processor time: to load it, to join orders with it in batches of 5,000, and to get rows one by one.
+Printed is processor time: to load it, to join orders with it in batches of 5,000, and to get rows one by one;
+of newest rows, and of versions by the time of the orders.
 """
 
 from __future__ import annotations
 
+import itertools
 import resource
 import time
 from typing import Any
@@ -17,6 +19,7 @@ from rich.console import Console
 from kmr import Json, Lookup
 from kmr.lookups.columns_table import ColumnsStore
 from kmr.lookups.objects_table import ObjectsStore
+from kmr.lookups.versions import RECORD_TIME
 
 ROWS, BATCH, ORDERS = 1_000_000, 10_000, 5_000
 
@@ -36,25 +39,34 @@ def records(first: int) -> pa.RecordBatch:
             pa.array([str(n).encode() for n in numbers], pa.binary()),
             pa.array([value % (n, n) for n in numbers], pa.binary()),
             pa.array(numbers, pa.int64()),
+            pa.array(numbers, pa.timestamp("us", "UTC")),
+            pa.array([0] * BATCH, pa.int32()),
         ],
-        names=["key", "value", "offset"],
+        names=["key", "value", "offset", "timestamp", "partition"],
     )
 
 
 def main() -> None:
     console = Console()
-    lookup = Lookup("customers", key="id", value=Json(Customer))
+    newest = Lookup("customers", key="id", value=Json(Customer))
+    by_time = Lookup("customers", key="id", value=Json(Customer), as_of="record", keep="1d")
     batches = [records(first) for first in range(0, ROWS, BATCH)]
     rng = np.random.default_rng(1)
-    orders = pa.RecordBatch.from_pydict({"customer": rng.integers(0, ROWS, ORDERS)})
-    for make in (ColumnsStore, ObjectsStore):
+    times = pa.array(rng.integers(0, 2 * ROWS, ORDERS), pa.timestamp("us", "UTC"))
+    orders = pa.RecordBatch.from_pydict(
+        {"customer": rng.integers(0, ROWS, ORDERS), "timestamp": times}
+    )
+    for make, lookup in itertools.product((ColumnsStore, ObjectsStore), (newest, by_time)):
         store: Any = make("customers", lookup)
         store.apply(batches[0])  # compiles
         before, begun = _peak(), time.process_time()
         for batch in batches:
             store.apply(batch)
         seconds, table = time.process_time() - begun, store.table()
-        console.print(f"{make.__name__}: loaded in {seconds:.1f} s, {_peak() - before:,} MiB more")
+        kind = "versions" if lookup.as_of else "newest rows"
+        console.print(
+            f"{make.__name__}, {kind}: loaded in {seconds:.1f} s, {_peak() - before:,} MiB more"
+        )
         begun = time.process_time()
         if make is ColumnsStore:
             for _ in range(40):
@@ -62,6 +74,7 @@ def main() -> None:
             rate = 40 * ORDERS / (time.process_time() - begun)
             console.print(f"  {rate:,.0f} orders/s are joined")
         else:
+            RECORD_TIME.set(ROWS)
             for key in range(ROWS):
                 table.get(key)
             rate = ROWS / (time.process_time() - begun)

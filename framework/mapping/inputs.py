@@ -15,6 +15,8 @@ from ..columns.reasons import reasons as fit_reasons
 from ..errors import StrategyError
 from ..lookups.versions import RECORD_TIME
 from ..record import OFFSET_MARK, RECORD_OFFSET, SCHEMA, Record, to_records
+from ..values.debezium.json_envelope import payloads_of
+from ..values.json.json_format import Json
 from ..values.value_format import REQUIRED
 from .results import Failure, MapResult
 
@@ -242,7 +244,7 @@ class Inputs:
         values: Any = records.column("value")
         keys: Any = records.column("key")
         if self.key is not None:
-            decoded, failures = self.key.decode(keys)
+            decoded, failures = self.key.decode(self._plain(keys))
             columns += decoded.columns
             reasons |= {
                 row: f"key: {reason.removeprefix('value: ')}" for row, reason in failures.items()
@@ -256,6 +258,12 @@ class Inputs:
             columns, absent = self._changed(columns, values, keys, reasons)
         good, failed = self._settle_nulls(values, reasons, records, absent)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema), good, failed
+
+    def _plain(self, keys: Any) -> Any:
+        """Return the keys of changes without the schema that Debezium's converter may send with them."""
+        if not self._are_changes or not isinstance(self.key, Json):
+            return keys
+        return keys if {"schema", "payload"} & {*self.key.schema.names} else payloads_of(keys)
 
     def _changed(
         self, columns: list[Any], values: Any, keys: Any, reasons: dict[int, str]

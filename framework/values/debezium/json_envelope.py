@@ -50,6 +50,9 @@ Times = Literal[
     "microseconds",
     "nanoseconds",
 ]
+_WRAPPED: Final = rb"^\s*\{\s*\"(schema|payload)\"\s*:"
+"""The beginning of a message with a schema."""
+
 Decimals = Literal["precise", "string", "double"]
 
 _pc: Any = pc
@@ -357,9 +360,7 @@ def _unwrapped(
         first: bytes = some[0].as_py()
         schema, start = _start_of_payload(first)
         if start is None:
-            same = _pc.invert(
-                _pc.match_substring_regex(some, rb"^\s*\{\s*\"(schema|payload)\"\s*:")
-            )
+            same = _pc.invert(_pc.match_substring_regex(some, _WRAPPED))
             chosen = same.to_numpy(zero_copy_only=False).copy()
             chosen[0] = True
             yield rows[chosen], some.filter(pa.array(chosen)), None
@@ -369,6 +370,33 @@ def _unwrapped(
             payloads = _pc.binary_slice(some.filter(pa.array(chosen)), start, -1)
             yield rows[chosen], payloads, schema
         rows, some = rows[~chosen], some.filter(pa.array(~chosen))
+
+
+def payloads_of(values: pa.BinaryArray) -> pa.BinaryArray:
+    """Return values without the schema that a converter sends with each; others, and nulls, as they are."""
+    some: Any = values
+    present = some.is_valid().to_numpy(zero_copy_only=False)
+    if not _pc.any(_pc.match_substring_regex(some, _WRAPPED)).as_py():
+        return values
+    found = [
+        (rows, payloads if schema is not None else _each_payload(payloads))
+        for rows, payloads, schema in _unwrapped(some.filter(pa.array(present)))
+    ]
+    order = np.argsort(np.concatenate([rows for rows, _ in found]))
+    joined: Any = pa.concat_arrays([payloads for _, payloads in found]).take(pa.array(order))
+    unwrapped: pa.BinaryArray = joined.take(pa.array(np.cumsum(present) - 1, mask=~present))
+    return unwrapped
+
+
+def _each_payload(values: Any) -> Any:
+    """Return the payloads of values that are unlike others; of those without a schema, the values."""
+    payloads = []
+    for value in values.to_pylist():
+        try:
+            payloads.append(bytes(msgspec.json.decode(value, type=EnvelopeWithSchema).payload))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            payloads.append(value)
+    return pa.array(payloads, values.type)
 
 
 def _start_of_payload(value: bytes) -> tuple[bytes | None, int | None]:

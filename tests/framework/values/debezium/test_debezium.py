@@ -12,8 +12,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from kmr import Change, Debezium, Json
+from kmr import Change, Debezium, Json, Record, Strategy
 from kmr.errors import StrategyError
+from kmr.sinks import StreamWriter
+from kmr.testing import run_strategy
 
 from .envelopes import (
     BEGIN,
@@ -415,3 +417,28 @@ def test_arguments_that_cannot_work_are_refused() -> None:
         Debezium(Json(Customer), encodings={"name": "Decimal"})
     with pytest.raises(StrategyError, match="times must be"):
         Debezium(Json(Customer), times="milliseconds")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("changes", [None, "keyed"])
+def test_keys_with_a_schema_name_the_row_that_is_deleted_as_keys_without_one_do(
+    changes: Any,
+) -> None:
+    """The JSON converter sends a schema with keys, too, unless `schemas.enable` is false."""
+    plain = [b'{"id":3}', b'{"id":4}', b'{"id":5}']
+    wrapped = b'{"schema":{"type":"struct"},"payload":{"id":4}}'
+    keys = [plain[0], wrapped, b'{"payload":{"id":5},"schema":null}']
+    value = None if changes else event("d", None, None)
+    records = [
+        Record("t", 0, offset, key, value, 0, 0) for offset, key in enumerate([*plain, *keys])
+    ]
+    rows = run_strategy(
+        Strategy(
+            value=Debezium(Json(Order)),
+            key=Json(pa.schema({"id": pa.int64()})),
+            changes=changes,
+            reduce=StreamWriter("stdout"),
+            reduce_err=StreamWriter("stderr"),
+        ),
+        records,
+    )
+    assert [(row["op"], row["id"]) for row in rows.rows] == [("d", n) for n in (3, 4, 5, 3, 4, 5)]
