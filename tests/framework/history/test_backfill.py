@@ -13,7 +13,7 @@ from aiokafka.admin import NewPartitions
 
 from kmr.chaos.services import free_port
 from kmr.kafka.admin import connect_admin
-from tests.framework.history.conftest import PARTITIONS
+from tests.framework.history.conftest import PARTITIONS, STRATEGY
 
 if TYPE_CHECKING:
     import random
@@ -176,3 +176,13 @@ async def test_the_rate_limits_all_workers_together(past: Past) -> None:
     assert done.code == 0, done.err
     # A part of 500 records or more is read at once, at first by each worker.
     assert anyio.current_time() - begun > 2.0
+
+
+async def test_a_missing_table_is_noticed_before_the_cut_is_committed(past: Past) -> None:
+    await past.send(0, 10)
+    (past.folder / "past.py").write_text(STRATEGY.format(table="absent"))
+    refused = await past.run()
+    assert refused.code == 1
+    assert "reduce-1: " in refused.err
+    assert "absent" in refused.err
+    assert await past.committed(past.group) == await past.committed(past.history) == {}
