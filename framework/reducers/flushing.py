@@ -356,6 +356,8 @@ class FlushTrigger:
             The reason for which it is flushed in the end.
         """
         self.leave(buffer)
+        if reason == "revoke":
+            self._end_together(buffer)
         if reason not in ("count", "bytes") or buffer.reducer.when_full != "backpressure":
             return reason
         while not self._draining and anyio.current_time() < buffer.deadline:
@@ -371,8 +373,15 @@ class FlushTrigger:
         A part of a replayed range is dropped: the next owner of the partition writes it as a whole.
         """
         self.leave(buffer)
-        keep = buffer.reducer.on_shutdown == "flush" and not self.replaying
-        return bool(buffer.held) and keep
+        keeps = buffer.reducer.on_shutdown == "flush" and not self.replaying
+        if keeps:
+            self._end_together(buffer)
+        return bool(buffer.held) and keeps
+
+    def _end_together(self, buffer: Buffer) -> None:
+        """Let a buffer be written with those of the other lanes that end now."""
+        if self._turns is not None:
+            buffer.turn = self._turns.end(buffer)
 
 
 _FIRST_BACKOFF: Final = 0.1  # seconds

@@ -27,6 +27,7 @@ R = TypeVar("R")
 
 _LATE: Final = 1.0  # seconds beyond `max_age` from which on that is told
 _PATIENCE: Final = 1.0  # seconds for which lanes that share a turn wait for each other
+_ENDING: Final = 0.02  # seconds in which the lanes of a drain end, if nothing holds them up
 _MOST_ROWS: Final = 500_000  # of a joined turn; a sink writes more than a million in several blocks
 _MOST_BYTES: Final = 64 * 1024 * 1024
 
@@ -49,12 +50,16 @@ class JoinedTurn:
 
     Args:
         buffers: of the lanes that have the turn.
+        joinable: seconds for which others may `join`.
 
     Attributes:
         token: of the write that they share; no other write has it.
     """
 
-    def __init__(self, buffers: Iterable[Buffer]) -> None:
+    def __init__(self, buffers: Iterable[Buffer], joinable: float = 0.0) -> None:
+        self._joinable = joinable > 0
+        if joinable:
+            asyncio.get_running_loop().call_later(joinable, self._close)
         self.token = new_id()
         self._expected = set(buffers)
         self._present: set[Buffer] = set()
@@ -65,6 +70,21 @@ class JoinedTurn:
         self._complete = anyio.Event()
         self._written = anyio.Event()
 
+    @property
+    def rows(self) -> int:
+        """How many rows the lanes have that are waited for."""
+        return sum(buffer.rows for buffer in self._expected)
+
+    def join(self, buffer: Buffer) -> bool:
+        """Wait for one more lane; return False if it is too late for that."""
+        if self._joinable:
+            self._expected.add(buffer)
+        return self._joinable
+
+    def _close(self) -> None:
+        self._joinable = False
+        self._look()
+
     def leave(self, buffer: Buffer) -> None:
         """Wait no longer for a lane: it has written its rows, or cannot now."""
         self._expected.discard(buffer)
@@ -72,9 +92,8 @@ class JoinedTurn:
 
     def _look(self) -> None:
         if not self._gathered.is_set():
-            if (
-                self._expected <= self._present
-            ):  # later, so that the last one goes on with the others
+            if self._expected <= self._present and not self._joinable:
+                # Later, so that the last one goes on with the others.
                 asyncio.get_running_loop().call_soon(self._gathered.set)
         elif len(self._items) >= len(self._expected):
             self._complete.set()
@@ -162,6 +181,7 @@ class Turns:
         self._given: set[WaitingLane] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_late = False
+        self._ending: JoinedTurn | None = None
 
     def take(self, lane: WaitingLane, buffer: Buffer) -> bool:
         """Take a turn for a buffer, or wait for one: `look` is called then, and it is called again."""
@@ -191,6 +211,15 @@ class Turns:
                 self._timer = None
             if self._waiting:
                 self._set_timer()
+
+    def end(self, buffer: Buffer) -> JoinedTurn | None:
+        """Return the turn of all lanes that are drained now, at once; None: the rows are written alone."""
+        if not 0 < buffer.rows <= self._joins:
+            return None
+        ending = self._ending
+        if ending is None or ending.rows + buffer.rows > _MOST_ROWS or not ending.join(buffer):
+            ending = self._ending = JoinedTurn([buffer], _ENDING)
+        return ending
 
     @property
     def late(self) -> float:

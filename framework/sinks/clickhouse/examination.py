@@ -74,6 +74,7 @@ class Examination:
             self._note("warning", *message.split(". ", 1))
         self._name = table.name
         await self._memory()
+        await self._turns(table)
         await self._privileges(table, declared)
         if declared is not None:
             coordinates = filled(declared, table.coordinates(self._writer.columns))
@@ -159,6 +160,22 @@ class Examination:
                 "ok",
                 f"it recognises repeated INSERTs: delivery is {self._writer.capabilities.delivery}",
             )
+
+    async def _turns(self, table: ClickHouseTable) -> None:
+        """Tell from how many partitions on rows wait longer than `max_age` for an INSERT of their own."""
+        writer, can = self._writer, self._writer.capabilities
+        rate, age = can.flushes_per_second, writer.max_age
+        if can.delivery != "exactly-once" or rate is None or age is None:
+            return
+        if can.joins_rows and await writer.takes_joined(self._connection, table):
+            return
+        self._note(
+            "ok",
+            f"each partition has INSERTs of its own, {rate:g} a second in a worker (inserts_per_second): "
+            f"with more than {rate * max(age, 1.0):.0f} partitions a worker does not keep max_age ({age:g} s). "
+            "A table that can be counted by topic, partition and offset, without PARTITION BY, TTL and views "
+            "takes them together",
+        )
 
     async def _columns(self, table: ClickHouseTable, declared: pa.Schema) -> None:
         writer, names = self._writer, declared.names

@@ -271,8 +271,7 @@ class ClickHouseWriter(RangeWriter):
             else:
                 self._warn(memories, context.stage)
             deduplication = await read_deduplication(connection)
-            counts = len(columns_to_count(table, self.columns)) and table.counting.missing
-            if not (counts and await takes_joined(connection, target.database, name)):
+            if not await self.takes_joined(connection, table):
                 self.capabilities = replace(self.capabilities, joins_rows=0)
         except Exception as error:
             await connection.close()
@@ -470,6 +469,11 @@ class ClickHouseWriter(RangeWriter):
             return await self._apply(self._versions, rows)
         is_first = self._is_first(rows) and not rows.shared
         return await (self._write_first(rows) if is_first else self._write(rows))
+
+    async def takes_joined(self, connection: ClickHouseConnection, table: ClickHouseTable) -> bool:
+        """Return whether ranges of several partitions may be one INSERT into a table."""
+        counts = bool(columns_to_count(table, self.columns)) and table.counting.missing
+        return counts and await takes_joined(connection, table.database, table.name)
 
     def may_join(self) -> bool:
         """Return whether a count proves that the table has the rows, or lacks them."""

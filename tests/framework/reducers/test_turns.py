@@ -211,6 +211,27 @@ async def test_small_flushes_of_many_partitions_have_one_turn_one_commit_and_one
     assert max(writer.together) >= 90
 
 
+async def test_what_a_drain_leaves_of_many_partitions_is_written_at_once(
+    clock: VirtualClock,
+) -> None:
+    writer, consumer = Joining([], [], max_age=60.0), MemoryConsumer()
+    partitions = [TopicPartition("t", number) for number in range(30)]
+    async with running(Strategy(locate, [writer]), consumer) as worker:
+        await consumer.rebalance(partitions)
+        for number in range(30):
+            put(consumer, number, 0, *[b"x"] * (60 if number == 7 else 2))
+        await clock.advance(1.0)
+        commits = len(consumer.commits)
+        worker.shutdown("done")
+        before = anyio.current_time()
+        while worker.status().state != "stopped":
+            await clock.advance(0.1)
+        assert anyio.current_time() - before < 1.0
+        assert len(consumer.commits) <= commits + 5
+    assert sum(writer.written) == 29 * 2 + 60
+    assert writer.together == [29], "and one has too many rows"
+
+
 def buffers(count: int) -> list[Buffer]:
     return [Buffer(MemoryWriter(Journal())) for _ in range(count)]
 

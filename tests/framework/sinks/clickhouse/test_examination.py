@@ -12,6 +12,8 @@ from kmr.record import of_records
 from kmr.sinks.clickhouse.client import ClickHouseConnection
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
 
+from .writing import COUNTED
+
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
@@ -45,6 +47,26 @@ async def test_a_table_that_fits_has_no_problems(
     assert "its clock agrees with ours" in texts
     assert "delivery is exactly-once" in texts
     assert "the 1 declared columns fit" in texts
+
+
+async def test_a_table_whose_partitions_take_turns_says_for_how_many_max_age_is_kept(
+    clickhouse_url: str, client: Client, create_table: CreateTable, declaring: Context
+) -> None:
+    def turns(found: dict[str, list[Finding]]) -> list[str]:
+        return [each.text for each in found["ok"] if "INSERTs of its own" in each.text]
+
+    divided = create_table(COUNTED)
+    client.command(f"DROP TABLE {divided}")
+    client.command(
+        f"CREATE TABLE {divided} ({COUNTED}) ENGINE = MergeTree ORDER BY offset PARTITION BY n "
+        "SETTINGS non_replicated_deduplication_window = 10000"
+    )
+    (told,) = turns(await examined(clickhouse_url, declaring, divided, max_age=5))
+    assert "4 a second in a worker" in told
+    assert "more than 20 partitions" in told
+    assert not turns(await examined(clickhouse_url, declaring, create_table(COUNTED)))
+    at_least = await examined(clickhouse_url, declaring, divided, delivery="at-least-once")
+    assert not turns(at_least)
 
 
 async def test_a_missing_table_is_a_problem_unless_it_will_be_created(
