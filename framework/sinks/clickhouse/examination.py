@@ -172,7 +172,7 @@ class Examination:
         self._note(
             "ok",
             f"each partition has INSERTs of its own, {rate:g} a second in a worker (inserts_per_second): "
-            f"with more than {rate * max(age, 1.0):.0f} partitions a worker does not keep max_age ({age:g} s). "
+            f"with more than {rate * max(age, 1.0):.0f} partitions it does not keep max_age ({age:g} s). "
             "A table that can be counted by topic, partition and offset, without PARTITION BY, TTL and views "
             "takes them together",
         )
