@@ -436,7 +436,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _authenticate_again(self) -> None:
         client = self._client
-        client.sasl, client.lane = client.session, None
+        client.sasl, client.repeater = client.session, None
         self._min_request_bytes = 0
         self._authenticate_by = self._loop.time() + self._settings.authentication_timeout
 

@@ -63,13 +63,13 @@ class Client:
 
     `sasl` is its authentication, until that is complete; `session` the complete one, if it has to be renewed
     after a time. `close` closes its connection and logs a reason.
-    `headers` has the last header of each API and version that it used, by the bytes of the two; `lane` its
-    repeated Produce requests.
+    `headers` has the last header of each API and version that it used, by the bytes of the two; `repeater`
+    takes its repeated Produce requests.
     """
 
     __slots__ = (
-        *("close", "headers", "host", "lane", "listener", "node_host", "node_port", "principal"),
-        *("sasl", "session"),
+        *("close", "headers", "host", "listener", "node_host", "node_port", "principal"),
+        *("repeater", "sasl", "session"),
     )
 
     def __init__(
@@ -88,7 +88,7 @@ class Client:
         self.sasl: SaslExchange | None = None
         self.session: SaslExchange | None = None
         self.headers: dict[bytes, _Header] = {}
-        self.lane: produce.Lane | None = None
+        self.repeater: produce.Repeater | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +142,14 @@ class Dispatcher:
         the reason, if there is none.
         """
         try:
-            lane = client.lane
-            if lane is not None:
-                reply = None if self._faults.injected else lane.take(data, begin, stop)
+            repeater = client.repeater
+            if repeater is not None:
+                reply = None if self._faults.injected else repeater.take(data, begin, stop)
                 if reply is not None:
                     if reply.requests == 1:
-                        reply.meter, reply.began = lane.meter, began
+                        reply.meter, reply.began = repeater.meter, began
                     return reply
-                lane.reply = None
+                repeater.reply = None
             frame = data[begin:stop]
             if client.sasl is not None and client.sasl.bare_tokens:
                 return self._authenticate(frame, client.sasl, began)
@@ -173,7 +173,7 @@ class Dispatcher:
                 route.flexible_response,
             )
             reply.meter, reply.began = context.meter, began
-            client.lane = context.remembered.get(produce.LANE) or client.lane
+            client.repeater = context.remembered.get(produce.REPEATER) or client.repeater
             return reply
         except MalformedRequest as error:
             raise CloseConnection(str(error)) from None

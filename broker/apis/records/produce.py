@@ -74,8 +74,8 @@ if TYPE_CHECKING:
     Validated: TypeAlias = tuple[memoryview | bytearray, list[BatchHeader]]
 
 KEY = 0
-LANE = b"lane"
-"""Key of a connection's `Lane` in `RequestContext.remembered`."""
+REPEATER = b"repeater"
+"""Key of a connection's `Repeater` in `RequestContext.remembered`."""
 FIRST_SERVED_VERSION = 3
 """Older versions are advertised because librdkafka before 2.11.1 compresses no records for a broker that does
 not advertise them (kio has no messages for them)."""
@@ -109,7 +109,7 @@ class _Repeated(NamedTuple):
     template: ResponseTemplate
 
 
-class Lane:
+class Repeater:
     """The requests of a connection that repeat an earlier one with other records for the one partition.
 
     They are not read, and their answers are not written, field by field; those of one flush are sent as one
@@ -368,10 +368,10 @@ class _Produce:
         [(topic, [(_, records)])] = request.topics
         partition, [result], _ = self._appended[0]
         template = ResponseTemplate(topic, result, context.api_version)
-        lane: Lane | None = context.remembered.get(LANE)
-        if lane is None:
-            lane = context.remembered[LANE] = Lane(context)
-        lane.remember(body, _Repeated(topic, partition, template), len(records or b""))
+        repeater: Repeater | None = context.remembered.get(REPEATER)
+        if repeater is None:
+            repeater = context.remembered[REPEATER] = Repeater(context)
+        repeater.remember(body, _Repeated(topic, partition, template), len(records or b""))
 
     def answer(self) -> Reply:
         """Return the response, for when the records are written."""
