@@ -13,7 +13,7 @@ from .column_versions import ColumnVersions
 from .columns_table import ColumnsStore, ColumnsTable, keys_of
 from .object_versions import ObjectVersions
 from .objects_table import ObjectsStore, ObjectsTable, key_of
-from .versions import ALWAYS, Stamp
+from .versions import ALWAYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ class GivenRows:
                 return ObjectsTable(name, source, objects)
             versions = ObjectVersions(source.keep)
             for number, (key, row) in enumerate(objects.items()):
-                versions.put(key, row, Stamp(ALWAYS, number, 0))
+                versions.put(key, row, (ALWAYS, number, 0))
             return versions.table(name, source)
         schema = source.columns
         if schema is not None:
@@ -73,7 +73,7 @@ class GivenRows:
             return ColumnsTable.of(name, source, batch)
         where = ColumnVersions(source.keep)
         for number, key in enumerate(keys_of(batch, source.keys)):
-            where.put(key, number, Stamp(ALWAYS, number, 0))
+            where.put(key, number, (ALWAYS, number, 0))
         return ColumnsTable(name, source, batch.slice(0, 0), batch, where.index(0))
 
 

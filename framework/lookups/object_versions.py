@@ -98,8 +98,10 @@ class ObjectVersions:
         since = self.horizon.since
         self._new = 0
         for key, known in list(self._versions.items()):
+            if len(known) == 1 and known[0][1] is not _DELETED:
+                continue
             first = max(0, bisect_right(known, (since, _LAST, _LAST), key=_stamp) - 1)
-            if self._is_live and known[first][1] is _DELETED and known[first][0].time <= since:
+            if self._is_live and known[first][1] is _DELETED and known[first][0][0] <= since:
                 first += 1
             if first == len(known):
                 del self._versions[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -22,19 +22,15 @@ RECORD_TIME: Final[ContextVar[int]] = ContextVar("kmr_record_time")
 """The timestamp of the record that a per-record map is called with, in microseconds since 1970."""
 
 
-class Stamp(NamedTuple):
-    """Where a version is in the order of the versions of a key. Of equal times the later offset wins."""
-
-    time: int
-    offset: int
-    partition: int
+Stamp: TypeAlias = tuple[int, int, int]
+"""Time, offset and partition: the order of the versions of a key. Of equal times the later offset wins."""
 
 
 def stamps_of(records: pa.RecordBatch) -> Iterator[Stamp]:
     """Return the stamp of each record of the table's topic."""
     times = records.column("timestamp").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     columns: Any = (times.fill_null(ALWAYS), records.column("offset"), records.column("partition"))
-    return map(Stamp, *(column.to_pylist() for column in columns))
+    return zip(*(column.to_pylist() for column in columns), strict=True)
 
 
 class Horizon:
@@ -54,7 +50,7 @@ class Horizon:
 
     def note(self, stamp: Stamp) -> None:
         """Note the time of a version."""
-        self._newest = max(self._newest, stamp.time)
+        self._newest = max(self._newest, stamp[0])
 
     def advance(self) -> None:
         """Set `since`; it never goes back."""

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 
 from kmr.lookups.column_versions import ColumnVersions, SortedVersions
-from kmr.lookups.versions import Stamp
 
 EMPTY = pa.RecordBatch.from_pydict({"name": pa.array([], pa.string())})
 
@@ -26,10 +25,10 @@ def test_deletes_and_versions_that_no_lookup_finds_leave_the_memory() -> None:
     known = ColumnVersions(keep=1e-5)
     known.is_live = True
     for number in range(50):
-        known.put(number % 7, number, Stamp(number, number, 0))
+        known.put(number % 7, number, (number, number, 0))
     for key in range(7):
-        known.drop(key, Stamp(50 + key, 50 + key, 0))
-    known.put(9, 50, Stamp(100, 99, 0))
+        known.drop(key, (50 + key, 50 + key, 0))
+    known.put(9, 50, (100, 99, 0))
     before = known.nbytes
     overlay = pa.RecordBatch.from_pydict({"name": [f"n{n}" for n in range(51)]})
     assert known.compact(EMPTY, overlay).column("name").to_pylist() == ["n50"]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from kmr.lookups import versions
 from kmr.lookups.object_versions import ObjectVersions
-from kmr.lookups.versions import Stamp
 
 
 def test_deletes_and_versions_that_no_lookup_finds_leave_the_memory() -> None:
     known = ObjectVersions(keep=1e-5)
     known.table("customers", None)  # type: ignore[arg-type]
     for number in range(50):
-        known.put(number % 7, f"n{number}", Stamp(number, number, 0))
+        known.put(number % 7, f"n{number}", (number, number, 0))
     for key in range(7):
-        known.drop(key, Stamp(50 + key, 50 + key, 0))
+        known.drop(key, (50 + key, 50 + key, 0))
     before = known.nbytes(0)
-    known.put(9, "last", Stamp(100, 99, 0))
+    known.put(9, "last", (100, 99, 0))
     known.tidy(is_pressed=True)
     assert (len(known), known.nbytes(0) < before / 20) == (1, True)
     assert known.horizon.since == 90
