@@ -12,6 +12,7 @@ import errno
 import io
 import os
 import random
+import re
 import shutil
 import struct
 import sys
@@ -426,9 +427,32 @@ def _add_strangers(path: Path, chosen: random.Random) -> None:
         (path.parent / name).write_bytes(chosen.randbytes(chosen.choice((0, 100))))
 
 
+def _exchange(path: Path, chosen: random.Random) -> None:
+    other = chosen.choice([each for each in path.parent.iterdir() if each.is_file()])
+    content = path.read_bytes()
+    path.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+def _double(path: Path, _: random.Random) -> None:
+    path.write_bytes(path.read_bytes() * 2)
+
+
+def _change_numbers(path: Path, chosen: random.Random) -> None:
+    """Also to a version of the future."""
+    numbers = (b"-1", b"99", b"99999999999999999999", b"NaN", b"1e400", b"null", b'"x"')
+    content = re.sub(rb"\d+", lambda _: chosen.choice(numbers), path.read_bytes())
+    path.write_bytes(content)
+
+
+def _rename(path: Path, chosen: random.Random) -> None:
+    names = ("99999999999999999999.log", "-1.log", "0.log", "x" * 200, "00000000000000000000.index")
+    path.rename(path.with_name(chosen.choice(names)))
+
+
 DAMAGES: Final = (
     *(_flip, _cut, _fill, _remove, _become_a_directory, _link_to_itself, _hide_its_directory),
-    *(_forbid, _add_strangers),
+    *(_forbid, _add_strangers, _exchange, _double, _change_numbers, _rename),
 )
 
 
