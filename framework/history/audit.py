@@ -226,7 +226,7 @@ class _Audit:
             round_ = {at: (first, until) for at, first, until in filter(None, row)}
             for topic in sorted({at.topic for at in round_}):
                 here = {at: span for at, span in round_.items() if at.topic == topic}
-                archived = {at: self._archived(at, *span) for at, span in here.items()}
+                archived = {at: self._archived(at, *span, starts[at]) for at, span in here.items()}
                 mapped = await self._map(topic, here, archived, starts)
                 for at, (first, until) in here.items():
                     start = first if archived[at] > first else starts[at]
@@ -234,9 +234,15 @@ class _Audit:
                         self._compare, at, first, until, start, mapped[at.partition]
                     )
 
-    def _archived(self, at: TopicPartition, first: int, until: int) -> int:
-        """Return the offset up to which a piece is read from the archive; `first` for nothing."""
-        return first if self._archive is None else min(until, self._archive.end(at, first))
+    def _archived(self, at: TopicPartition, first: int, until: int, start: int) -> int:
+        """Return the offset up to which a piece is read from the archive; `first` for nothing.
+
+        Where the topic begins behind the end of the archive by now, nothing of it proves anything.
+        """
+        if self._archive is None:
+            return first
+        end = min(until, self._archive.end(at, first))
+        return end if end >= min(start, until) else first
 
     async def _map(
         self,
