@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 _RECOVERY: Final = 120.0
 _LOOK: Final = 0.5
-_REVOKE: Final = 8.0
 _SHUTDOWN: Final = 20.0
 _ENOUGH: Final = 64 * 1024 * 1024
 _LEAST: Final = 1024  # of `inflight_bytes`: one fetch
@@ -70,7 +69,7 @@ class SimulationOutcome:
 
 
 @cache
-def _settings_of(topics: tuple[str, ...], budget: int) -> Settings:
+def _settings_of(topics: tuple[str, ...], budget: int, revoke: float) -> Settings:
     """Return the settings of all members; checking them anew takes 3 % of a schedule."""
     return Settings(
         topics=topics,
@@ -81,7 +80,7 @@ def _settings_of(topics: tuple[str, ...], budget: int) -> Settings:
         fetch=FetchSettings(max_partition_bytes=1024),
         queue_batches=QUEUE_BATCHES,
         commit_interval=2.0,
-        revoke_deadline=_REVOKE,
+        revoke_deadline=revoke,
         shutdown_deadline=_SHUTDOWN,
     )
 
@@ -190,7 +189,8 @@ class _Simulation:
         budget = self.schedule.budget // (1 if self._lives[number] % 2 else 2)
         if self.strategy.distincts or self.strategy.window is not None:
             budget = 0  # half of a small one could not have the keys, which ends a worker
-        return _settings_of(self._topics, max(budget, _LEAST) if budget else _ENOUGH)
+        budget = max(budget, _LEAST) if budget else _ENOUGH
+        return _settings_of(self._topics, budget, self.schedule.revoke)
 
     def _start(self, number: int) -> None:
         self._lives[number] += 1

@@ -146,6 +146,8 @@ class Schedule(msgspec.Struct, frozen=True):
         max_rows: the most rows of a flush; the reducers' own limit if that is lower.
         budget: `inflight_bytes`; 0: more than is ever needed.
         events: in order of time.
+        revoke: seconds that a rebalance waits for flushes under way. By default that is longer than a client
+            of a sink waits for an answer: so a write that outlasts a rebalance is a schedule by hand.
     """
 
     seed: int
@@ -153,6 +155,7 @@ class Schedule(msgspec.Struct, frozen=True):
     max_rows: int
     budget: int
     events: tuple[Event, ...]
+    revoke: float = 8.0
 
     @property
     def is_orderly(self) -> bool:

@@ -86,12 +86,6 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "if not insert.shared and (counts and",
         of=_JOINED,
     ),
-    "after ranges were written together the group is not asked whether they were ours": Mutation(
-        "guarantees.py",
-        "if has_shared and not await",
-        "if False and not await",
-        of=_JOINED,
-    ),
     "every committed offset counts as ours": Mutation(
         "commit.py", "return committed == entry.acknowledged or (", "return True or ("
     ),

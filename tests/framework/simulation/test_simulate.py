@@ -95,6 +95,20 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
             ),
         ),
     ),
+    "ranges were written together while one of the partitions went to another member": (
+        "joined into clickhouse",
+        Schedule(
+            seed=172, members=2, max_rows=20, budget=0, revoke=3.0,
+            events=(
+                Event(0.0, "append", 0, 2),
+                Event(0.0, "append", 1, 1),
+                Event(0.0, "drain", 1, seconds=5.0),
+                Event(5.05, "append", 0, 1),
+                Event(6.06, "fault", target="sink", how="slow", seconds=5.0),
+                Event(9.76, "deal", 472),
+            ),
+        ),
+    ),
     "ClickHouse dies in the first INSERT of rows that another reducer joined": (
         "batched into clickhouse",
         Schedule(
