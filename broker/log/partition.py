@@ -19,7 +19,7 @@ from .durability import Durability
 from .durable_files import DELETED, UNSYNCED_FILE
 from .records import first_batches, parse_header
 from .recovery import recover
-from .results import LogFailed, OffsetNotInLog, ReadResult, ReadSpan
+from .results import LogCorrupt, LogFailed, OffsetNotInLog, ReadResult, ReadSpan
 from .segments import Segments
 from .swap import commit_swap, discard_swap, finish_swap
 
@@ -239,6 +239,9 @@ class PartitionLog:
         size, next_offset = first_batches(
             buffer[: span.size], lambda each: each.next_offset <= limit
         )
+        if not size and limit == end_offset:
+            reason = f"the batch with offset {offset} ends behind the end of the log, {limit}"
+            raise LogCorrupt(self.directory, 0, reason)
         return ReadSpan(size, span.first_offset, next_offset or offset)
 
     def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:

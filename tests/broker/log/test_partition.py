@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from struct import pack_into
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from kmr.broker.log.records import (
     read_records,
     split_batches,
 )
-from kmr.broker.log.results import Appended, LogFailed, OffsetNotInLog
+from kmr.broker.log.results import Appended, LogCorrupt, LogFailed, OffsetNotInLog
 
 Append = Callable[..., Appended]
 OpenLog = Callable[..., PartitionLog]
@@ -58,6 +59,24 @@ def test_a_duplicate_is_recognised_after_a_restart(
     assert append(log, [b"x" * 100], producer=(5, 0, 27)).first_offset == 27
     with pytest.raises(OutOfOrderSequence):
         append(log, [b"x"], producer=(5, 0, 31))
+
+
+def test_a_batch_that_ends_behind_the_end_of_the_log_is_damage(
+    open_log: OpenLog, append: Append
+) -> None:
+    """Reading it would get nowhere, for ever."""
+    log = open_log()
+    append(log, [b"a"])
+    append(log, [b"b"])
+    log.close()
+    (path,) = log.directory.glob("*.log")
+    content = bytearray(path.read_bytes())
+    pack_into(">i", content, len(content) // 2 + 23, 700)  # the last offset's delta
+    path.write_bytes(content)
+    log = open_log(clean=True)
+    assert log.next_offset == 2
+    with pytest.raises(LogCorrupt, match="ends behind the end of the log, 2"):
+        list(log.batches(1))
 
 
 def test_a_closed_log_takes_no_appends(open_log: OpenLog, append: Append) -> None:
