@@ -5,6 +5,7 @@ from struct import pack_into
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.durability import Checkpoint
@@ -12,6 +13,7 @@ from kmr.broker.log.log_config import DEFAULT_PRODUCER_EXPIRATION_MS, LogConfig
 from kmr.broker.log.partition import DeletedSegment, PartitionLog
 from kmr.broker.log.producers import OutOfOrderSequence
 from kmr.broker.log.records import (
+    CRC_START,
     read_records,
     split_batches,
 )
@@ -71,7 +73,9 @@ def test_a_batch_that_ends_behind_the_end_of_the_log_is_damage(
     log.close()
     (path,) = log.directory.glob("*.log")
     content = bytearray(path.read_bytes())
-    pack_into(">i", content, len(content) // 2 + 23, 700)  # the last offset's delta
+    second = len(content) // 2
+    pack_into(">i", content, second + 23, 700)  # the last offset's delta
+    pack_into(">I", content, second + 17, crc32c(content[second + CRC_START :]))
     path.write_bytes(content)
     log = open_log(clean=True)
     assert log.next_offset == 2
