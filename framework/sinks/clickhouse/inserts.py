@@ -31,8 +31,10 @@ from ...service.threads import run_in_thread
 from ..answers import Answer, of_clickhouse
 from ..choosing import choose
 from ..parquet.columns import stored_type
+from ..planning import Section
 from .ddl import add_columns
 from .fences import is_exchanged, is_refused
+from .raising import raising
 from .refusals import Refusals, unconvertible
 from .table import SchemaMismatch, read_table
 from .types import fields_left_out
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from ...record import Rows
     from ..answers import SetUp
     from ..choosing import ExtraColumns
-    from ..planning import RangeRows, Section
+    from ..planning import RangeRows
     from ..ranges import LeavingOut
     from .client import ClickHouseConnection
     from .ddl import TableLayout
@@ -90,10 +92,12 @@ class _Division:
         todo: large ones in order of size, because they have most good rows; then the small ones, each to its
             end.
         small: the most rows of a small one.
+        is_begun: a section was divided or refused.
     """
 
     todo: deque[Section]
     small: int
+    is_begun: bool = False
     _refusals: int = 0
     _written: int = 0
 
@@ -106,6 +110,7 @@ class _Division:
     def note(self, section: Section, outcome: _Outcome | Answer) -> None:
         """Count the outcome of a section; its halves are next if it is divided."""
         size = section.stop - section.start
+        self.is_begun |= outcome is not _Outcome.WRITTEN
         if size <= self.small:
             self._refusals += outcome is not _Outcome.WRITTEN
             self._written += size * (outcome is _Outcome.WRITTEN)
@@ -220,6 +225,13 @@ class Inserter:
                         # With the same token: nothing was written under it.
                         division.todo.appendleft(section)
                         continue
+                    if not division.is_begun and (
+                        answers := await self._raising(section, block, table)
+                    ):
+                        for row, answer in answers.items():
+                            refusals.add(Section(section.of, row, row + 1), answer)
+                        division.todo.appendleft(section)
+                        continue
                     if insert.joined and insert.shared:
                         reason = f"some rows of {len(insert.joined)} partitions: {outcome.reason}"
                         raise Retry(f"{table}: {reason}", after=0.0, may_double=False)  # each alone
@@ -251,6 +263,15 @@ class Inserter:
             self.connection, block.columns, rows, answer.message
         )
         return {numbers[row]: reason for row, reason in found.items()}
+
+    async def _raising(
+        self, section: Section, block: Block, table: ClickHouseTable
+    ) -> dict[int, Answer]:
+        """Return the rows of a section for which a DEFAULT raises."""
+        numbers = [row for row in range(section.start, section.stop) if row not in block.refused]
+        rows = block.table.take(numbers)
+        found = await raising(self.connection, table, block.columns, rows)
+        return {numbers[row]: answer for row, answer in found.items()}
 
     def _cast(self, insert: RangeRows, table: ClickHouseTable) -> Block:
         coordinates = table.coordinates(self.columns)

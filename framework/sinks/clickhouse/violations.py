@@ -29,7 +29,7 @@ _VIOLATED: Final = re.compile(
 )
 _ROW: Final = "_kmr_row"
 _AT_A_TIME: Final = 16_384  # rows
-_SETTINGS: Final = {"max_query_size": 1 << 31, "max_ast_elements": 1_000_000}
+SOURCE_SETTINGS: Final = {"max_query_size": 1 << 31, "max_ast_elements": 1_000_000}
 
 
 async def violations(
@@ -57,20 +57,13 @@ async def violations(
         if column.name in rows.column_names
         and re.search(rf"(?<!\w){re.escape(column.name)}(?!\w)", expression)
     ]
-    structure = (
-        ", ".join(f"{quote_identifier(each.name)} {each.type_name}" for each in used)
-        + f", {_ROW} UInt32"
-    )
     bad: list[int] = []
     for start in range(0, rows.num_rows, _AT_A_TIME):
         part = rows.slice(start, _AT_A_TIME).select([each.name for each in used])
-        data = await run_in_thread(_encoded, part)
-        query = (
-            f"SELECT {_ROW} FROM format(ArrowStream, {quote_text(structure)}, unhex('{data}')) "  # noqa: S608
-            f"WHERE NOT ({expression})"
-        )
+        source = await run_in_thread(rows_as_source, used, part)
+        query = f"SELECT {_ROW} FROM {source} WHERE NOT ({expression})"  # noqa: S608
         try:
-            answer = await connection.rows(query, {}, _SETTINGS)
+            answer = await connection.rows(query, {}, SOURCE_SETTINGS)
         except Exception:  # noqa: BLE001  bisecting finds them, too
             return {}
         bad += [start + row[_ROW] for row in answer]
@@ -81,13 +74,16 @@ async def violations(
     }
 
 
-def _encoded(part: pa.Table) -> str:
+def rows_as_source(columns: Sequence[ClickHouseColumn], part: pa.Table) -> str:
+    """Return SQL of a table with these columns of some rows, and their numbers as `_kmr_row`."""
+    structure = "".join(f"{quote_identifier(each.name)} {each.type_name}, " for each in columns)
     numbers = pa.array(range(part.num_rows), pa.uint32())
-    part = part.append_column(_ROW, numbers).combine_chunks()
+    part = part.select([each.name for each in columns]).append_column(_ROW, numbers)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, part.schema) as stream:
-        stream.write_table(part)
-    return sink.getvalue().to_pybytes().hex()
+        stream.write_table(part.combine_chunks())
+    data = sink.getvalue().to_pybytes().hex()
+    return f"format(ArrowStream, {quote_text(f'{structure}{_ROW} UInt32')}, unhex('{data}'))"
 
 
 def _shown(rows: pa.Table) -> list[str]:
