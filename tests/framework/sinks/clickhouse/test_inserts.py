@@ -14,11 +14,13 @@ from kmr.delivery.announcement import Announcement
 from kmr.record import Range
 from kmr.reducers.reducer import Retry
 from kmr.reducers.sink import Write
+from kmr.sinks.clickhouse import inserts
 
 from ...flushes import Flushed, outcome
 from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows, written
 
 if TYPE_CHECKING:
+    import pytest
     from clickhouse_connect.driver.client import Client
 
     from kmr.record import Rows
@@ -84,8 +86,16 @@ async def test_rows_that_the_server_refuses_are_found_and_every_other_row_is_wri
 
 
 async def test_an_interrupted_search_for_poison_continues_where_it_was(
-    client: Client, create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy
+    client: Client,
+    create_table: CreateTable,
+    open_writer: OpenWriter,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    async def none_found(*_arguments: Any) -> dict[int, Any]:
+        return {}
+
+    monkeypatch.setattr(inserts, "raising", none_found)  # so that the rows are divided
     table = create_table(OFFSETS + ", `x` UInt8 DEFAULT throwIf(offset = 5)", window=0)
     writer = await open_writer(table, url=proxy.url)
     whole = rows(0, 16)
