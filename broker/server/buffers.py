@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from ..buffer_pool import BufferPool
 
 if TYPE_CHECKING:
-    from asyncio import Future
-
     from ..storage.group_commit import GroupCommit
 
 _LARGE = 2 * 1024 * 1024  # bytes; a batch of the default size limit fits
@@ -31,8 +29,8 @@ class RequestBuffers:
     they cannot keep usual requests waiting.
 
     Attributes:
-        small: those of up to 2 MiB.
-        large: larger ones.
+        small: for requests of up to 2 MiB.
+        large: for larger ones.
         unread: what clients sent behind a request that is not answered yet.
     """
 
@@ -48,34 +46,11 @@ class RequestBuffers:
         unread, small = self.unread, self.small
         return unread.used >= unread.limit or small.used >= small.limit
 
-    def take(self, size: int) -> memoryview | None:
-        """Lend a buffer of at least `size` bytes; None if the limit is reached."""
-        return self._pool(size).take(size)
+    def pool_for(self, size: int) -> BufferPool:
+        """Return the pool for a request of so many bytes, also for its beginning.
 
-    def take_beyond_limit(self, size: int) -> memoryview:
-        """Lend a buffer at once, even over the limit, against which it counts."""
-        return self._pool(size).take_beyond_limit(size)
-
-    def take_for_good(self, size: int) -> memoryview:
-        """Give a buffer away, which does not count as lent."""
-        buffer = self.take_beyond_limit(size)
-        self._pool(len(buffer)).used -= len(buffer)
-        return buffer
-
-    def adopt(self, buffer: memoryview) -> None:
-        """Count a buffer that was given away as lent from now on."""
-        self._pool(len(buffer)).used += len(buffer)
-
-    def when_available(self, size: int, *, held: int) -> Future[memoryview]:
-        """Return a future buffer in place of one of `held` bytes; see `BufferPool.when_available`."""
-        pool = self._pool(size)
-        return pool.when_available(size, held=held if self._pool(held) is pool else 0)
-
-    def put(self, buffer: memoryview) -> None:
-        """Take back a buffer, which must not be used any more."""
-        self._pool(len(buffer)).put(buffer)
-
-    def _pool(self, size: int) -> BufferPool:
+        So large requests of which only the beginning arrives take nothing from usual ones.
+        """
         return self.small if size <= _LARGE else self.large
 
 
@@ -89,15 +64,16 @@ class ReceiveMemory:
 
     def __init__(self, buffers: RequestBuffers, group_commit: GroupCommit) -> None:
         self._buffers = buffers
+        self._pool = buffers.small
         self._group_commit = group_commit
-        self._chunk = buffers.take_for_good(_CHUNK_BYTES)
+        self._chunk = self._new_chunk()
         self._used = 0
         self._is_waiting = False
 
     def room(self, *, little: bool = False) -> memoryview:
         """Return where to receive; `little`: what comes has to be kept."""
         if len(self._chunk) - self._used < _LEAST_ROOM:
-            self._group_commit.after_write(partial(self._buffers.put, self.take_away()))
+            self._group_commit.after_write(partial(self._pool.put, self.take_away()))
         if little or self._buffers.are_scarce:
             return self._chunk[self._used : self._used + _SCARCE_ROOM]
         return self._chunk[self._used :]
@@ -115,10 +91,16 @@ class ReceiveMemory:
             self._group_commit.after_write(self._reset)
 
     def take_away(self) -> memoryview:
-        """Return the memory, to put back later, to a caller who needs it for longer."""
-        chunk, self._chunk = self._chunk, self._buffers.take_for_good(_CHUNK_BYTES)
-        self._buffers.adopt(chunk)
+        """Return the memory to a caller who needs it for longer, and puts it back into the small pool."""
+        chunk, self._chunk = self._chunk, self._new_chunk()
+        self._pool.used += len(chunk)
         self._used = 0
+        return chunk
+
+    def _new_chunk(self) -> memoryview:
+        """Return memory that does not count as lent."""
+        chunk = self._pool.take_beyond_limit(_CHUNK_BYTES)
+        self._pool.used -= len(chunk)
         return chunk
 
     def _reset(self) -> None:

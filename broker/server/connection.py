@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ..buffer_pool import BufferPool
     from ..listeners import Listener
     from ..storage.group_commit import Flush
-    from .buffers import RequestBuffers
     from .server import Server
 
 IPV4_MAPPED: Final = "::ffff:"
@@ -51,6 +50,7 @@ _GROWTH = 4  # a buffer is at most so many times as large as what has arrived,
 _BEGUN_BYTES = 16 * 1024  # but once so much has arrived,
 _USUAL_BYTES = 1024 * 1024  # it may have this size: usual requests are not copied twice
 _BYTES_PER_SECOND = 1024 * 1024  # at least, after `request_timeout`
+_STILL_SECONDS = 5.0  # that a request may stand still for while others wait for its memory
 _LENGTH_BYTES = 4
 _LEAST_SLICE_SECONDS = 0.000_5
 _REFUSAL_SECONDS = 1.0  # from the response about a failed authentication to the close
@@ -65,7 +65,7 @@ class _Unread(NamedTuple):
     buffer: memoryview
     start: int
     end: int
-    pool: BufferPool | RequestBuffers
+    pool: BufferPool
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -98,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self._partial: memoryview | None = None  # the beginning of a large request
         self._partial_filled = 0
         self._partial_size = 0  # of the whole request
+        self._partial_pool = self._buffers.small  # that the beginning is from
         self._partial_since = 0.0
         self._unread: _Unread | None = None  # received requests that must wait
         self._memory: asyncio.Future[memoryview] | None = None  # a buffer that is awaited
@@ -153,7 +154,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._memory is not None:
             self._memory.cancel()
         if self._partial is not None:
-            self._release(self._partial)
+            self._release(self._partial, self._partial_pool)
         if self._unread is not None:
             self._release(self._unread.buffer, self._unread.pool)
         self._partial = self._unread = None
@@ -176,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
             self._partial_filled += nbytes
             if self._partial_filled == self._partial_size:
                 buffer, self._partial = self._partial, None
-                self._handle_own(_Unread(buffer, 0, self._partial_size, self._buffers))
+                self._handle_own(_Unread(buffer, 0, self._partial_size, self._partial_pool))
             elif self._partial_filled == len(self._partial):
                 self._grow_partial(self._partial)
             return
@@ -190,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._borrowed is None:
             self._intake.handled()
         else:
-            self._release(self._intake.take_away())
+            self._release(self._intake.take_away(), self._buffers.small)
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -233,14 +234,16 @@ class Connection(asyncio.BufferedProtocol):
         elif self._task is not None or not self._outbox.is_empty:
             pass  # the broker is at work, not the client
         elif self._partial is not None:
-            self._check_partial(now - self._partial_since)
+            self._check_partial(now)
         elif now - self._last_progress > self._settings.connection_idle_seconds:
             self.finish()
 
-    def _check_partial(self, waited: float) -> None:
-        """Close if the request takes too long: it holds memory that others need."""
+    def _check_partial(self, now: float) -> None:
+        """Close if the request takes too long, or stands still while others wait for its memory."""
+        waited, still = now - self._partial_since, now - self._last_progress
         allowed = self._settings.request_timeout + self._partial_size / _BYTES_PER_SECOND
-        if waited <= allowed:
+        stands = self._memory is None and self._partial_pool.is_awaited and still > _STILL_SECONDS
+        if waited <= allowed and not stands:
             return
         size = f"{self._partial_filled} of {self._partial_size} bytes"
         if self._memory is None:
@@ -332,9 +335,9 @@ class Connection(asyncio.BufferedProtocol):
                 " accepted"
             )
 
-    def _release(self, buffer: memoryview, pool: BufferPool | RequestBuffers | None = None) -> None:
+    def _release(self, buffer: memoryview, pool: BufferPool) -> None:
         """Return a buffer to its pool once the log has written the records in it."""
-        put = partial((pool or self._buffers).put, buffer)
+        put = partial(pool.put, buffer)
         if self._borrowed is not None:
             self._borrowed.append(put)
         else:
@@ -344,10 +347,11 @@ class Connection(asyncio.BufferedProtocol):
         """Move an incomplete request into a buffer that grows with what arrives."""
         self._partial_since = self._loop.time()
         self._partial_size = wanted
+        self._partial_pool = pool = self._buffers.pool_for(wanted)
         size = self._room(len(rest))
-        buffer = self._buffers.take(size) if size > _SMALL_BYTES else None
+        buffer = pool.take(size) if size > _SMALL_BYTES else None
         if buffer is None:
-            buffer = self._buffers.take_beyond_limit(len(rest))
+            buffer = pool.take_beyond_limit(len(rest))
         self._fill_partial(buffer, rest)
         if len(rest) == len(buffer):
             self._grow_partial(buffer)
@@ -358,14 +362,14 @@ class Connection(asyncio.BufferedProtocol):
         return min(self._partial_size, max(_GROWTH * arrived, usual))
 
     def _grow_partial(self, full: memoryview) -> None:
-        size = self._room(len(full))
-        buffer = self._buffers.take(size)
+        size, pool = self._room(len(full)), self._partial_pool
+        buffer = pool.take(size)
         if buffer is not None:
             self._fill_partial(buffer, full)
-            self._buffers.put(full)
+            pool.put(full)
             return
         self._pause_reading()
-        self._memory = self._buffers.when_available(size, held=len(full))
+        self._memory = pool.when_available(size, held=len(full))
         self._memory.add_done_callback(self._got_memory)
 
     def _got_memory(self, memory: asyncio.Future[memoryview]) -> None:
@@ -373,11 +377,11 @@ class Connection(asyncio.BufferedProtocol):
         if memory.cancelled():
             return
         if self._lost or self._partial is None:
-            self._buffers.put(memory.result())
+            self._partial_pool.put(memory.result())
             return
         full = self._partial
         self._fill_partial(memory.result(), full)
-        self._buffers.put(full)
+        self._partial_pool.put(full)
         self._continue()
 
     def _fill_partial(self, buffer: memoryview, beginning: memoryview) -> None:

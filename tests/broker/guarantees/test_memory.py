@@ -118,7 +118,7 @@ async def sessions(served: Served) -> None:
 
 async def requests_behind_polls(served: Served) -> None:
     for client in await served.connect(300):
-        part = {"partition": 0, "partition_max_bytes": 1}
+        part = {"partition": 1, "partition_max_bytes": 1}  # it has no records
         poll = client.message(
             FETCH,
             11,

@@ -13,15 +13,16 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
-def test_large_requests_leave_memory_for_usual_ones() -> None:
+def test_beginnings_of_large_requests_leave_memory_for_usual_ones() -> None:
     buffers = RequestBuffers(64 * MIB)
-    large = [buffers.take(16 * MIB) for _ in range(3)]
-    assert [each is not None for each in large] == [True, True, False]
-    usual = buffers.take(MIB)
-    assert usual is not None
-    buffers.put(usual)
-    assert buffers.small.used == 0
-    assert buffers.large.used == 32 * MIB
+    large, usual = buffers.pool_for(16 * MIB), buffers.pool_for(MIB)
+    while large.take(MIB) is not None:
+        pass
+    assert large.used == 40 * MIB
+    begun = usual.take(MIB)
+    assert begun is not None
+    usual.put(begun)
+    assert (buffers.small.used, buffers.large.used) == (0, 40 * MIB)
 
 
 async def test_received_batches_stay_until_they_are_written_and_then_make_room(
@@ -61,5 +62,5 @@ def test_memory_that_is_taken_away_from_the_intake_counts_until_it_is_put_back()
         intake.room()[:3] = b"xyz"
     assert bytes(taken[:3]) == b"abc"
     assert buffers.small.used == len(taken)
-    buffers.put(taken)
+    buffers.small.put(taken)
     assert buffers.small.used == 0

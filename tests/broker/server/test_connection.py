@@ -400,6 +400,28 @@ async def test_requests_behind_long_polls_do_not_keep_honest_ones_waiting(
     assert used(broker, "unread request") <= MIB + 512 * 1024 + 40 * 4096
 
 
+@pytest.mark.parametrize("whole", [8 * MIB, 2 * MIB - 100], ids=["large", "usual"])
+async def test_requests_that_stand_still_do_not_keep_honest_ones_waiting(
+    start: Start,
+    connect: Connect,
+    until: Until,
+    batch: Batch,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: int,
+) -> None:
+    monkeypatch.setattr("kmr.broker.server.connection._STILL_SECONDS", 0.1)
+    broker = await start(request_memory_bytes=16 * MIB, request_max_bytes=8 * MIB)
+    await broker.topics.create("t")
+    pool = "large request" if whole > 2 * MIB else "request"
+    for _ in range(12):
+        await (await connect(broker)).send_bytes(pack(">i", whole) + HEADER + bytes(500_000))
+    await until(lambda: used(broker, pool) >= 4 * MIB)
+    client = await connect(broker)
+    async with asyncio.timeout(20):
+        response = await client.ask(produce_request(client, batch(b"x" * 800_000), topic="t"))
+    assert response.responses[0].partition_responses[0].error_code == 0
+
+
 async def test_an_incomplete_request_closes_the_connection(
     start: Start, connect: Connect, capsys: pytest.CaptureFixture[str]
 ) -> None:
