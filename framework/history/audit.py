@@ -157,9 +157,10 @@ def _tables(strategy: Strategy, topics: Sequence[str], group: str) -> dict[str, 
     if strategy.distincts:
         raise NotCounted("Distinct leaves out rows because of other records")
     for name, chain in strategy.chains.items():
-        made = [type(each).__name__ for each in (*strategy.reducers[:-1], *chain[:-1])]
-        if not all(each.keeps_rows for each in (*strategy.reducers[:-1], *chain[:-1])):
-            raise NotCounted(f"{', '.join(made)} makes rows that are not of one record")
+        for reducer in (*strategy.reducers[:-1], *chain[:-1]):
+            if not reducer.keeps_rows:
+                made = type(reducer).__name__
+                raise NotCounted(f"{made} makes rows that are not of one record")
         table = found[name] = offset_table(chain[-1], topics, group)
         if table.doubt:
             raise NotCounted(table.doubt)
