@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime  # noqa: TC003  msgspec reads the annotations
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,8 @@ def writer(job: Job) -> Callable[[list[tuple[Any, ...]]], None]:
     if job.clickhouse_url is None:
         return lambda rows: None
     client = clickhouse_connect.get_client(dsn=job.clickhouse_url)
-    importlib.import_module("pandas")  # else the first insert imports it, while the clock runs
+    with suppress(ImportError):  # else the first insert imports it, while the clock runs
+        importlib.import_module("pandas")
 
     def write(rows: list[tuple[Any, ...]]) -> None:
         columns = [list(column) for column in zip(*rows, strict=True)]
