@@ -211,19 +211,21 @@ SHORT: Final = (
     ),
 )
 
+_WINDOWED: Final = Shape(
+    [_group("exactly-once", 3, window=1.0)],
+    partitions=12,
+    rate=2_500,
+    links=True,
+    repeat_every=50,
+    topic_configs={"message.timestamp.type": "LogAppendTime"},
+)
+
 SLOW: Final = (
     Scenario(
         "windows",
         "windows of a second and a memory of ids: workers and ClickHouse are killed in the emission, workers "
         "are suspended, partitions move, retention removes what is done",
-        Shape(
-            [_group("exactly-once", 3, window=1.0)],
-            partitions=12,
-            rate=2_500,
-            links=True,
-            repeat_every=50,
-            topic_configs={"message.timestamp.type": "LogAppendTime"},
-        ),
+        _WINDOWED,
         _WINDOWS,
     ),
     Scenario(
@@ -296,14 +298,7 @@ LONG: Final = (
     Scenario(
         "windows-storm",
         "the same five times, with 100,000 windows and more",
-        Shape(
-            [_group("exactly-once", 3, window=1.0)],
-            partitions=12,
-            rate=2_500,
-            links=True,
-            repeat_every=50,
-            topic_configs={"message.timestamp.type": "LogAppendTime"},
-        ),
+        _WINDOWED,
         _WINDOWS,
         rounds=5,
         between=5_000,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..columns.kinds import is_list
+from ..columns.kinds import is_bytes, is_list, is_text
 from ..errors import SettingsError
 from ..record import SCHEMA
 
@@ -141,7 +141,9 @@ def _absent(part: str, rows: int, constants: Mapping[str, Any]) -> Any:
 
 def _cast(column: Any, field: pa.Field[Any]) -> Any:
     kind = column.type
-    if field.name in ("key", "value") and not _is_bytes(kind):
+    if field.name in ("key", "value") and not (
+        pa.types.is_null(kind) or is_bytes(kind) or is_text(kind)
+    ):
         raise pa.ArrowTypeError("raw bytes are needed")
     if field.name == "timestamp" and pa.types.is_integer(kind):  # milliseconds, as in Kafka
         return column.cast(pa.int64()).cast(pa.timestamp("ms", tz="UTC")).cast(field.type)
@@ -152,17 +154,6 @@ def _cast(column: Any, field: pa.Field[Any]) -> Any:
     if field.name == "headers" and (pa.types.is_map(kind) or is_list(kind)):
         return _headers(column)
     return column.cast(field.type)
-
-
-def _is_bytes(kind: Any) -> bool:
-    return (
-        pa.types.is_null(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
 
 
 def _headers(column: Any) -> Any:

@@ -166,10 +166,10 @@ NOTHING_CLOSED: Final = Closed()
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr", tag=2):
-    """The generation of a partition's offsets, its history, and what is remembered; no range is announced.
+    """What a commit says without an announced range: the generation, a history, and what is remembered.
 
     Attributes:
-        awaits: `kmr backfill` still reads what is remembered at this offset: nobody may begin there yet.
+        awaits: no worker may begin here: `kmr backfill` still reads what it must remember.
     """
 
     generation: int
@@ -244,7 +244,7 @@ def history_of(partition: TopicPartition, committed: CommitOffset | None) -> Bac
 
 
 def awaits_history(partition: TopicPartition, committed: CommitOffset | None) -> bool:
-    """Return whether nobody may begin at an offset yet (`Generation.awaits`). Raises ConsumerError."""
+    """Return whether a history must end before a worker may begin there (`awaits`). Raises ConsumerError."""
     found = _read(partition, committed)
     return isinstance(found, Generation) and found.awaits
 

@@ -163,7 +163,7 @@ class BackfillPlan:
         starts: Mapping[TopicPartition, int],
         archive: Archive | None,
     ) -> None:
-        """Check that topic and archive have what is not done yet.
+        """Check that the topic or the archive has every record that is not done yet.
 
         Args:
             committed: the commits of the history's group.

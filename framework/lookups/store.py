@@ -156,7 +156,7 @@ class Store(ABC):
 
     @abstractmethod
     def _tidy(self, *, is_pressed: bool) -> None:
-        """Remove what is not needed any more; `is_pressed`: as much as can be."""
+        """Remove what is not needed any more; `is_pressed`: at once, because memory is short."""
 
     @abstractmethod
     def _decode(self, values: pa.BinaryArray) -> Iterator[tuple[Any, Any] | Rejected | None]:

@@ -234,7 +234,7 @@ def _resets(seed: int, sizes: tuple[int, ...], most: int, length: float) -> list
         count = rng.choice((0, 0, rng.randrange(min(sizes[number], most) + 1)))
         how: How = rng.choice(("", "kill before", "sleep before"))
         made.append(Event(round(at, 2), what, number, count, how=how))
-        # What is under way before it, and what befalls the first writes after it.
+        # A fault of the writes before the reset, and one of the first writes after it.
         before: How = rng.choice(("", "", "refuse", "slow", "hang"))
         after: How = rng.choice(("", "", "lose", "torn", "kill before", "kill after"))
         for then, fault in ((max(0.0, at - 0.5), before), (at + 0.01, after)):

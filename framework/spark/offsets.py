@@ -183,7 +183,7 @@ class OffsetPlanner:
         return found
 
     def _is_archived(self, partition: TopicPartition, position: int, beginning: int) -> bool:
-        """Return whether the archive has what is read of the records before the beginning of the log."""
+        """Return whether the archive has all records from a position to where the log begins."""
         source, bounds = self._settings.archive, self._settings.bounds
         if source is None:
             return False

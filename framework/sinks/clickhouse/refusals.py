@@ -61,7 +61,7 @@ class Refusals:
             self.general.update(found.values())
 
     def explained(self) -> dict[int, str]:
-        """Return the reasons with what is known of single rows: the column and the value, or the section."""
+        """Return the reasons: each names column and value, or says that the row was not tried alone."""
         explained = dict(self.reasons)
         for row, size in self._together.items():
             explained[row] += (

@@ -118,7 +118,7 @@ class StagedTable:
             await connection.close()
 
     async def prepare(self, connection: ClickHouseConnection, schema: pa.Schema) -> None:
-        """Make what is missing, and check the columns of the rows against the table.
+        """Create the table and the ledger where they are missing, and check the columns of the rows.
 
         Raises:
             StrategyError: rows with these columns do not fit, there is no such table, or it does not

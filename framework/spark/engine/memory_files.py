@@ -1,7 +1,7 @@
 """The files in which a query keeps what its strategy remembers, beside the checkpoint.
 
-A file has what was remembered of one partition at one position, which is its name: before an offset, and
-after a time without records. A task begins with the file of its first position, and ends with one for the
+A file has what was remembered of one partition at one position. Its name is that position: the next offset,
+and the time without records. A task begins with the file of its first position, and ends with one for the
 position after its last: a micro-batch that is repeated has the same ones, so it begins with the same memory
 and writes the same file again.
 """

@@ -1,4 +1,4 @@
-"""Fetch sessions of a consumer: what is asked, and that nothing is lost when a node forgets them."""
+"""What a fetch session asks for; no record is lost when a node forgets the session."""
 
 from __future__ import annotations
 

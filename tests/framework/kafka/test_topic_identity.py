@@ -1,4 +1,4 @@
-"""A topic that is made anew is another one, whatever its offsets are."""
+"""A topic that is deleted and created again is told apart by its id."""
 
 from __future__ import annotations
 

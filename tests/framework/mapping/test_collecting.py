@@ -1,4 +1,4 @@
-"""The rows that calls return: whatever their form, each keeps the number of its record."""
+"""Rows of any form that calls return keep the number of their record."""
 
 from __future__ import annotations
 

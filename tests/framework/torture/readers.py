@@ -52,7 +52,7 @@ EXACT = {
     "output_format_json_escape_forward_slashes": 0,
     "date_time_output_format": "iso",
 }
-"""Settings of ClickHouse under which JSON has all that a value is."""
+"""Settings of ClickHouse with which its JSON shows each value whole."""
 
 
 def parquet_rows(directory: Path) -> list[tuple[int, Any]]:
