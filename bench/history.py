@@ -20,7 +20,8 @@ import anyio
 import clickhouse_connect
 import msgspec
 
-from demo.processes import Child, Children, free_port
+from bench.servers import start_servers
+from demo.processes import Child, Children
 from kmr import Json, Strategy
 from kmr.broker.client import BatchProducer
 from kmr.delivery.announcement import history_group
@@ -117,22 +118,11 @@ async def main() -> int:
 
 async def run(children: Children, directory: Path, options: argparse.Namespace) -> int:
     """Run the whole."""
-    broker_port, port = free_port(), free_port()
-    broker = await children.start(
-        *("broker", "broker", "serve", "--data", str(directory / "broker")),
-        *("--port", str(broker_port), "--partitions", str(PARTITIONS)),
-    )
-    clickhouse = await children.start(
-        *("clickhouse", "clickhouse", "serve", "--data", str(directory / "clickhouse")),
-        *("--port", str(port)),
-    )
-    await children.wait_for_port(broker, broker_port)
-    await children.wait_for_port(clickhouse, port)
+    servers, clickhouse = await start_servers(children, directory, PARTITIONS)
     flags = ["--workers", str(options.workers)]
     if options.engine == "spark":
         flags = ["--engine", "spark", "--checkpoint", str(directory / "checkpoint")]
-    servers = f"127.0.0.1:{broker_port}"
-    site = Site(children, servers, f"http://127.0.0.1:{port}", flags)
+    site = Site(children, servers, clickhouse, flags)
     async with BatchProducer(servers, TOPIC) as producer:
         await site.send(producer, options.records)
         print(f"{options.records:,} records sent")

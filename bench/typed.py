@@ -26,8 +26,9 @@ from bench.hits import CONTENDERS
 from bench.job import DDL, TABLE, Job
 from bench.peers import PEERS, make_environment
 from bench.process import Taken
+from bench.servers import start_servers
 from bench.table import print_table
-from demo.processes import Children, free_port
+from demo.processes import Children
 from kmr.broker.client import BatchProducer
 
 PARTITIONS = 4
@@ -108,19 +109,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kmr-bench-typed-") as directory:
         python = make_environment(Path(directory) / "peers") if options.peers else ""
         async with Children(Path(directory) / "logs") as children:
-            ports = free_port(), free_port()
-            serve = ("serve", "--data")
-            broker = await children.start(
-                "broker",
-                *("broker", *serve, f"{directory}/broker", "--port", str(ports[0])),
-                *("--partitions", str(PARTITIONS)),
-            )
-            clickhouse = await children.start(
-                "clickhouse", "clickhouse", *serve, f"{directory}/ch", "--port", str(ports[1])
-            )
-            await children.wait_for_port(broker, ports[0])
-            await children.wait_for_port(clickhouse, ports[1])
-            address, url = f"127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}"
+            address, url = await start_servers(children, Path(directory), PARTITIONS)
             for size in SIZES:
                 most = max(row.records for row in table if row.size == size)
                 await fill(address, f"events-{size}", size, most)

@@ -29,9 +29,10 @@ from rich.console import Console
 
 from bench.peers import make_environment
 from bench.process import Taken
+from bench.servers import start_servers
 from bench.table import print_table
 from bench.windows.job import DDL, PARTITIONS, TABLE, Log, WindowJob
-from demo.processes import Children, free_port
+from demo.processes import Children
 from kmr.broker.client import BatchProducer
 
 if TYPE_CHECKING:
@@ -174,22 +175,10 @@ async def main() -> None:
         if options.peers is None:
             python = make_environment(Path(directory) / "peers")
         async with Children(Path(directory) / "logs") as children:
-            ports = free_port(), free_port()
-            serve = ("serve", "--data")
-            broker = await children.start(
-                "broker",
-                *("broker", *serve, f"{directory}/broker", "--port", str(ports[0])),
-                *("--partitions", str(PARTITIONS)),
-            )
-            clickhouse = await children.start(
-                "clickhouse", "clickhouse", *serve, f"{directory}/ch", "--port", str(ports[1])
-            )
-            await children.wait_for_port(broker, ports[0])
-            await children.wait_for_port(clickhouse, ports[1])
-            address = f"127.0.0.1:{ports[0]}"
+            address, url = await start_servers(children, Path(directory), PARTITIONS)
             await fill(address, "hits", log, closed=True)
             await fill(address, "hour", hour, closed=False)
-            bench = Bench(address, f"http://127.0.0.1:{ports[1]}", python)
+            bench = Bench(address, url, python)
             await anyio.to_thread.run_sync(measure, bench, log, hour, options.rounds)
 
 
