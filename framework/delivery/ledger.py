@@ -92,14 +92,20 @@ class Ledger:
 
     @property
     def has_holes(self) -> bool:
-        """Whether offsets above the watermark are settled: the partition's next owner would double them.
+        """Whether records above the watermark are settled: the partition's next owner would double them.
 
         Inside a replayed range this does not count: it is written as a whole, by one token, at its end. Nor
-        above the first record of an open window: what is committed with it says what is done.
+        above the first record of an open window: what is committed with it says what is done. Nor do offsets
+        between batches, which have no records: those below them may wait for their map, which no flush ends.
         """
-        if self.held_to is not None:
+        if self.held_to is not None or (self.watermark or 0) <= self.replayed_to:
             return False
-        return bool(self._starts) and (self.watermark or 0) > self.replayed_to
+        return any(map(self._has_records, self._starts, self._ends))
+
+    def _has_records(self, first: int, last: int) -> bool:
+        """Return whether a batch in flight has one of these offsets."""
+        number = bisect_left(self._inflight, first, key=lambda batch: batch.last)
+        return number < len(self._inflight) and self._inflight[number].first <= last
 
     @property
     def held(self) -> int:

@@ -25,6 +25,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger(P0, 5, generation=1)
+        self.records: set[int] = set()
         self.unsettled: set[int] = set()
         self.delivered = 5
         self.watermark = 5
@@ -41,6 +42,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.take_in(batch(first, sum(sizes)))
         self.batches.append((first, first + sum(sizes) - 1))
         self.delivered = first + sum(sizes)
+        self.records.update(range(first, self.delivered))
         self.unsettled.update(range(first, self.delivered))
         parts = []
         for size in sizes:
@@ -62,6 +64,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def the_watermark_is_the_lowest_unsettled_offset(self) -> None:
         assert self.ledger.watermark == min(self.unsettled, default=self.delivered)
         assert self.ledger.has_unsettled == bool(self.unsettled)
+
+    @invariant()
+    def a_hole_is_a_settled_record_above_the_watermark(self) -> None:
+        settled = self.records - self.unsettled
+        assert self.ledger.has_holes == (max(settled, default=0) > min(self.unsettled, default=1e9))
 
     @invariant()
     def the_watermark_never_moves_back(self) -> None:

@@ -256,6 +256,21 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
             ),
         ),
     ),
+    "a rebalance waited for records below a gap, whose map could not begin before its end": (
+        "clickhouse",
+        Schedule(
+            seed=420, members=2, max_rows=8, budget=2000, revoke=8.0,
+            events=(
+                Event(0.0, "append", 0, 1),
+                Event(0.14, "fault", target="sink", how="refuse", seconds=0.5),
+                Event(2.04, "append", 0, 2),
+                Event(4.35, "append", 1, 5),
+                Event(4.36, "move", 0, how="sleep before"),
+                Event(8.85, "trim", 1, 20),
+                Event(15.64, "append", 1, 1),
+            ),
+        ),
+    ),
 }  # fmt: skip
 
 
