@@ -267,7 +267,7 @@ class EventHandler:
                     f"{announcement.first}..{announcement.last}, which was announced: the broker "
                     "has lost records (unclean election, power failure), and new ones get their offsets. "
                     "Restore the log; or look for these offsets in the sink, and begin new tokens: "
-                    f"kmr offsets reset --to-offset {end} if they are there, else "
+                    f"kmr offsets reset {partition.flags} --to-offset {end} if they are there, else "
                     f"--to-offset {min(end, announcement.first)}",
                     partition,
                 )

@@ -100,6 +100,11 @@ class TopicPartition(NamedTuple):
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 
+    @property
+    def flags(self) -> str:
+        """The flags of `kmr` that choose it."""
+        return f"--topic {self.topic} --partition {self.partition}"
+
 
 class Range(NamedTuple):
     """Offsets `[first, last]`, both inclusive, of one topic partition in one generation of its assignment."""

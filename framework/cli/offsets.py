@@ -74,7 +74,7 @@ class NewOffsets:
         Set to the first record at or after a time: ISO 8601 (UTC without a zone), or milliseconds since
         1970. If there is none, set to the end of the log.
     to_offset
-        Set to this offset in every partition.
+        Set to this offset in every partition, or in that of --partition.
     shift_by
         Move forward by this many offsets, or back if negative; not beyond either end of the log.
     """
@@ -132,6 +132,7 @@ def reset(
     *,
     given: Given[GroupSettings],
     target: NewOffsets | None = None,
+    partition: Annotated[tuple[int, ...], Parameter(negative=(), show_default=False)] = (),
     dry_run: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Set the committed offsets of a group; refused while the group has members.
@@ -144,16 +145,22 @@ def reset(
     For example:
 
         kmr offsets reset --group errors --to-earliest --dry-run
+        kmr offsets reset --group errors --topic hits --partition 3 --to-offset 1200
         kmr offsets reset --group errors --topic hits --to-timestamp 2026-11-01T00:00:00Z
 
     Parameters
     ----------
+    partition
+        Only this partition of the topic; may be repeated.
     dry_run
         Print the new offsets without setting them.
     """
     target = target or NewOffsets()
     settings = _settings(given)
-    before, after, members = anyio.run(partial(_reset, settings, target, dry_run=dry_run))
+    if partition and len(settings.topics) != 1:
+        raise SettingsError("--partition is one of a topic: name that topic with --topic")
+    chosen = frozenset(partition)
+    before, after, members = anyio.run(partial(_reset, settings, target, chosen, dry_run=dry_run))
     announced: dict[TopicPartition, Announcement] = {}
     for at in after:
         with suppress(ConsumerError):  # a reset is the remedy for metadata that cannot be read
@@ -226,7 +233,7 @@ async def _look(settings: GroupSettings) -> tuple[GroupListing, list[PartitionOf
 
 
 async def _reset(
-    settings: GroupSettings, target: NewOffsets, *, dry_run: bool
+    settings: GroupSettings, target: NewOffsets, chosen: frozenset[int], *, dry_run: bool
 ) -> tuple[dict[TopicPartition, CommitOffset], dict[TopicPartition, int], int]:
     """Return the committed offsets before, the offsets after, and the number of members."""
     async with connect_admin(connection_config(settings)) as admin:
@@ -236,6 +243,10 @@ async def _reset(
             raise ConsumerError(
                 f"group {settings.group} has no committed offsets; name the topics with --topic"
             )
+        if missing := chosen - {at.partition for at in partitions}:
+            shown = ", ".join(map(str, sorted(missing)))
+            raise ConsumerError(f"topic {settings.topics[0]} has no partition {shown}")
+        partitions = [at for at in partitions if not chosen or at.partition in chosen]
         after = await _aim(admin, target, partitions, before)
         members = len((await admin.group(settings.group)).members)
         if not dry_run:

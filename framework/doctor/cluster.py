@@ -282,24 +282,29 @@ async def check_offsets(
 def _outside(
     settings: Settings, partition: TopicPartition, offset: int, first: int, end: int
 ) -> Finding:
-    subject, group = f"topic {partition.topic}", settings.group
+    subject = f"topic {partition.topic}"
+    reset = f"run kmr offsets reset --group {settings.group} {partition.flags} --to-earliest"
     if offset > end:
         what = (
             f"{partition}: the committed offset {offset} is after the end of the log ({end}): the topic was "
-            "created anew, or lost records"
+            "created anew, or lost records. The worker stops there"
         )
-    else:
-        what = (
-            f"{partition}: the committed offset is {offset}, the log begins at {first}: retention has "
-            f"deleted {first - offset:,} records that the group has not read"
+        return Finding(
+            "problem",
+            subject,
+            what,
+            f"{reset} if it was created anew, --to-latest if it lost records",
         )
+    what = (
+        f"{partition}: the committed offset is {offset}, the log begins at {first}: retention has "
+        f"deleted {first - offset:,} records that the group has not read"
+    )
     if settings.on_out_of_range == "error":
         return Finding(
             "problem",
             subject,
             f"{what}. The worker stops there",
-            f"run kmr offsets reset --group {group} --topic {partition.topic} --to-earliest, or set "
-            "on_out_of_range",
+            f"{reset}, or set on_out_of_range",
         )
     return Finding(
         "warning", subject, f"{what}. The worker continues at {settings.on_out_of_range}"

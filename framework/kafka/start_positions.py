@@ -130,8 +130,9 @@ async def reset_position(
         raise OffsetOutOfRange(
             f"{partition}: {problem}; {described}. The log ends before the position of group "
             f"{config.group}: the topic was created anew, or the broker has lost data or uses another "
-            "data directory. Restore the old log, or reset the group's offsets (kmr offsets reset), or "
-            "use another group",
+            "data directory. Restore the old log; or use another group; or begin new tokens in this one: "
+            f"kmr offsets reset --group {config.group} {partition.flags} --to-earliest if the topic was "
+            "created anew, --to-latest if records were lost",
             partition,
         ) from error
     if policy == "error":

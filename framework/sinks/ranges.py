@@ -286,7 +286,7 @@ class RangeWriter(Collecting, Sink):
             f"written: it knows the range {rows.token}, though no worker had announced it. The committed "
             "offsets were moved back by another tool than kmr, or the topic was created anew. To write the "
             "records again, run kmr offsets reset, which begins new tokens; if what was written shall stay "
-            f"as it is, run kmr offsets reset --to-offset {announced.last + 1}"
+            f"as it is, run kmr offsets reset {span.topic_partition.flags} --to-offset {announced.last + 1}"
         )
 
 

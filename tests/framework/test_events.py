@@ -320,7 +320,8 @@ async def test_a_log_that_ends_before_an_announced_range_ends_the_worker(
     journal, consumer = Journal(), MemoryConsumer()
     put(consumer, 0, 0, b"a", b"b", b"c")
     announce(consumer, 1, last)
-    message = rf"t-0: the log ends at offset 3, inside .*1\.\.{last}.*reset --to-offset 3 if.*--to-offset 1"
+    range_ = rf"t-0: the log ends at offset 3, inside .*1\.\.{last}"
+    message = rf"{range_}.*reset --topic t --partition 0 --to-offset 3 if.*--to-offset 1"
     async with running(Strategy(locate, [Announced(journal)]), consumer):
         with pytest.raises(OffsetOutOfRange, match=message):
             await consumer.rebalance([P0])

@@ -140,7 +140,8 @@ class Ranges:
                 f"{entry.sink}: {span.topic_partition}[{span.first}..{span.last}] is of generation "
                 f"{span.generation} of the offsets, and generation {found[1]} was written. Either this "
                 "process was suspended while the offsets were reset, and may end; or the clock where they "
-                f"were reset was behind: set it, and run kmr offsets reset --to-offset {span.first}"
+                "were reset was behind: set it, and run kmr offsets reset "
+                f"{span.topic_partition.flags} --to-offset {span.first}"
             )
         return {int(row): reason for row, reason in (found[0] or {}).items()}
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from kmr.broker import Broker
 
+    from ..conftest import CreateTopic
+
 GROUP = "flights-group"
 TOPIC = "flights"
 
@@ -218,6 +220,20 @@ async def test_an_offset_beyond_the_log_is_refused_and_changes_nothing(
     assert await committed(offsets) == 4
 
 
+async def test_a_reset_of_one_partition_leaves_the_others_as_they_are(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]], create_topic: CreateTopic
+) -> None:
+    await create_topic(TOPIC, 3)
+    await produce(broker)
+    assert (await offsets("reset", "--topic", TOPIC, "--to-latest")).code == 0
+    one = ("--topic", TOPIC, "--partition", "0", "--to-offset", "4")
+    assert (await offsets("reset", *one)).out.endswith("1 offsets were reset\n")
+    shown = json.loads((await offsets("show", "--json")).out)["partitions"]
+    assert [each["committed"] for each in shown] == [4, 0, 0]
+    absent = await offsets("reset", "--topic", TOPIC, "--partition", "99", "--to-earliest")
+    assert absent.err == f"kmr: topic {TOPIC} has no partition 99\n"
+
+
 async def test_a_group_without_offsets_needs_a_topic(
     broker: Broker, offsets: Callable[..., Awaitable[Any]]
 ) -> None:
@@ -238,6 +254,7 @@ async def test_a_group_without_offsets_needs_a_topic(
         (("--to-earliest", "--to-offset", "0"), "give exactly one of"),
         (("--to-timestamp", "yesterday"), "--to-timestamp must be a time such as"),
         (("--to-timestamp", "9" * 20), "--to-timestamp must be a time such as"),
+        (("--to-earliest", "--partition", "0"), "name that topic with --topic"),
     ],
 )
 def test_reset_needs_exactly_one_valid_target(

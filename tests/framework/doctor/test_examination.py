@@ -244,7 +244,7 @@ async def test_committed_offsets_that_are_not_in_the_log_any_more_are_found(
         each.text for each in found
     ]
     continued = await examine(strategy(), settings(broker, on_out_of_range="earliest"))
-    assert without_ok(continued) == [("warning", "topic t")] * 2
+    assert without_ok(continued) == [("warning", "topic t"), ("problem", "topic t")]
 
 
 async def test_records_that_retention_will_soon_delete_and_records_of_the_future_are_found(

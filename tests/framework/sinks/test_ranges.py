@@ -147,7 +147,10 @@ async def test_a_retry_asks_for_what_it_may_have_written_and_leaves_out_what_it_
 async def test_a_range_that_is_there_though_it_was_never_announced_stops_the_worker() -> None:
     store = Store()
     await flush(await opened(store), rows(0, 4), replayed=False)
-    with pytest.raises(UnexpectedDuplicate, match=r"t-0\[0..4\].*kmr offsets reset --to-offset 5"):
+    with pytest.raises(
+        UnexpectedDuplicate,
+        match=r"t-0\[0..4\].*kmr offsets reset --topic t --partition 0 --to-offset 5",
+    ):
         await flush(await opened(store), rows(0, 4), replayed=False)
     assert isinstance(
         await flush(await opened(store), rows(0, 4), replayed=False, generation=7), Flushed
