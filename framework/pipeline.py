@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 _RESTORE_AT_ONCE: Final = 4  # partitions: each has a connection, and up to two fetches in memory
 
 _log = structlog.get_logger(__name__)
+
+_PATIENCE: Final = 3.0
+"""Seconds: after them the log says why nothing is read yet."""
 
 _ANSWERED: Final = 5.0
 """Seconds: a fetch of a partition without new records is answered more often (`fetch.max_wait`)."""
@@ -194,7 +198,15 @@ class Pipeline:
                     delivery=ERROR_DELIVERY,
                     others=self._lanes.delivery,
                 )
-        await self._executor.warm_up(self._strategy)
+        slow = asyncio.get_running_loop().call_later(
+            _PATIENCE,
+            _log.info,
+            "loading the map and the decoder; the first start of a version compiles, for about 15 seconds",
+        )
+        try:
+            await self._executor.warm_up(self._strategy)
+        finally:
+            slow.cancel()
 
     async def close(self) -> None:
         """Disconnect all reducers, also after a failure; raise the error of one after trying all."""

@@ -303,6 +303,7 @@ class ReduceStage:
                     bytes=nbytes,
                     seconds=0.0 if since is None else now - since,
                     reason=reason,
+                    branch=branch,
                 )
 
     def status(self, now: float) -> StageStatus:

@@ -31,8 +31,8 @@ _STATE: Final = {"running": "green", "failed": "red", "stopped": "dim"}
 
 
 def top(
-    *,
     url: str = "http://127.0.0.1:8080",
+    *,
     interval: float = 1.0,
     once: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:

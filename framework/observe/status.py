@@ -27,6 +27,7 @@ class StageStatus(msgspec.Struct, frozen=True):
         working: how long the present call of the map function, or attempt to flush, has lasted; 0 without.
         waits_for: what it waits for, in words; None if it waits for nothing but more work.
         waited: for how long.
+        branch: the branch that it is; empty for a whole stage, whose figures have those of its branches.
     """
 
     name: str
@@ -39,6 +40,7 @@ class StageStatus(msgspec.Struct, frozen=True):
     working: float = 0.0
     waits_for: str | None = None
     waited: float = 0.0
+    branch: str = ""
 
     @property
     def why(self) -> str:

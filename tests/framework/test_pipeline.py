@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 from structlog.testing import capture_logs
 
@@ -13,6 +15,7 @@ from kmr.record import Record, TopicPartition
 from kmr.settings import Settings
 from kmr.strategy import Strategy, TopicMap
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
+from kmr.values.plain import Text
 from kmr.worker import Worker
 
 from .workers import P0, P1, committed, locate, put, running, written
@@ -75,6 +78,32 @@ async def test_the_start_says_where_failed_records_have_another_guarantee(
             await consumer.rebalance([P0])
     said = [log["delivery"] for log in logs if log.get("stage") == "reduce-err"]
     assert said == ([] if delivery == "at-least-once" else ["at-least-once"])
+
+
+class SlowToLoad(Text):
+    """A format that loads until the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_load = threading.Event()
+
+    def warm_up(self) -> None:
+        assert self.may_load.wait(10)
+
+
+async def test_a_start_that_compiles_for_seconds_says_so_in_the_log(clock: VirtualClock) -> None:
+    value = SlowToLoad()
+    strategy = Strategy(lambda text: {"text": text}, [MemoryWriter(Journal())], value=value)
+    worker = Worker(strategy, Settings(topics=("t",), group="g"), consumer=MemoryConsumer())
+    with capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run)
+            await clock.advance(2.9)
+            assert not any("compiles" in log["event"] for log in logs)
+            await clock.advance(0.2)
+            assert sum("compiles" in log["event"] for log in logs) == 1
+            value.may_load.set()
+            worker.shutdown("the test is over")
 
 
 @map_record

@@ -160,3 +160,17 @@ async def test_a_worker_that_stands_still_says_why_and_what_waits_or_is_over_bud
     assert re.search(r'class="badge" style="--tone: ?var\(--warn\);?">waiting<', page.document)
     assert re.search(r'class="box"[^>]*data-tone="warn"', page.document)
     assert "record hits:0:41" in shown("failures")
+
+
+async def test_a_branch_that_has_not_written_is_no_lane_of_its_stage(tmp_path: Path) -> None:
+    lanes = [StageStatus(f"reduce-1 shop-{n}", "retrying", 0, 30, 900, 2.0, REASON) for n in (0, 1)]
+    branch = StageStatus(
+        "reduce-1 Refund shop-1", "retrying", 0, 10, 300, 2.0, REASON, branch="Refund"
+    )
+    now = msgspec.structs.replace(status(metrics_of_failures()), stages=(*lanes, branch))
+    page = await visited(tmp_path / "page.png", now)
+    flow = texts(page.document, "flow")
+    assert "Reduce 1 × 2 2 retrying" in flow
+    assert "reduce-1 × 2 " in (stages := texts(page.document, "stages"))
+    assert "2 retrying 2.0 s 0 60 1.8 KiB" in stages
+    assert "reduce-1 Refund shop-1 retrying" in stages
