@@ -170,7 +170,7 @@ async def test_a_branch_that_has_not_written_is_no_lane_of_its_stage(tmp_path: P
     now = msgspec.structs.replace(status(metrics_of_failures()), stages=(*lanes, branch))
     page = await visited(tmp_path / "page.png", now)
     flow = texts(page.document, "flow")
-    assert "Reduce 1 × 2 2 retrying" in flow
-    assert "reduce-1 × 2 " in (stages := texts(page.document, "stages"))
+    assert "Reduce 1 \u00d7 2 2 retrying" in flow
+    assert "reduce-1 \u00d7 2 " in (stages := texts(page.document, "stages"))
     assert "2 retrying 2.0 s 0 60 1.8 KiB" in stages
     assert "reduce-1 Refund shop-1 retrying" in stages
