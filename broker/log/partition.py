@@ -19,7 +19,7 @@ from .durability import Durability
 from .durable_files import DELETED, UNSYNCED_FILE
 from .records import first_batches, parse_header
 from .recovery import recover
-from .results import LogCorrupt, LogFailed, OffsetNotInLog, ReadResult, ReadSpan
+from .results import LogCorrupt, LogFailed, OffsetNotInLog, ReadResult, ReadSpan, SegmentGone
 from .segments import Segments
 from .swap import commit_swap, discard_swap, finish_swap
 
@@ -83,6 +83,7 @@ class PartitionLog:
         self.recovery = recovered.report
         self._durability = Durability(directory, recovered)
         self._segments = Segments(directory, recovered, must_stay_open=self._durability.holds)
+        self._removed: list[Segment] = []  # their files are not deleted yet
         self._appender = Appender(self._segments, self._durability, config, recovered.next_offset)
         self.append_plain = self._appender.append_plain
         self.retained = Cleanings()
@@ -288,15 +289,20 @@ class PartitionLog:
     def search(self, timestamp_ms: int | None = None) -> DiskWork[tuple[int, int] | None]:
         """Do the same as `offset_for_timestamp`, or `offset_of_max_timestamp` without a time, in steps.
 
-        Retention may delete a segment between two steps: then it raises OSError.
+        It begins again if retention or compaction takes a segment away between two steps.
         """
-        self._appender.write_pending()
-        most_bytes = self.config.max_uncompressed_bytes
-        if timestamp_ms is None:
-            timestamp_ms = yield from self._segments.finding_latest(most_bytes)
-            if timestamp_ms < 0:
-                return None
-        return (yield from self._segments.search(timestamp_ms, most_bytes))
+        while True:
+            self._appender.write_pending()
+            most_bytes = self.config.max_uncompressed_bytes
+            try:
+                wanted_ms = timestamp_ms
+                if wanted_ms is None:
+                    wanted_ms = yield from self._segments.finding_latest(most_bytes)
+                    if wanted_ms < 0:
+                        return None
+                return (yield from self._segments.search(wanted_ms, most_bytes))
+            except SegmentGone:
+                continue
 
     # -- sync --------------------------------------------------------------------------------------
 
@@ -358,6 +364,7 @@ class PartitionLog:
             OffsetNotInLog: `offset` is beyond the log end.
             LogFailed: the disk failed.
         """
+        yield from self._deleting_files()
         self._appender.write_pending()
         self._appender.check_writable()
         start, end = self._segments.log_start_offset, self._appender.next_offset
@@ -382,6 +389,7 @@ class PartitionLog:
 
         The active segment is rolled if all of it is too old. Raises `LogFailed`, OSError.
         """
+        yield from self._deleting_files()
         self._appender.write_pending()
         expiry_ms = self.config.producer_id_expiration_ms
         self._appender.producers.expire(now_ms, expiry_ms=expiry_ms)
@@ -457,12 +465,20 @@ class PartitionLog:
             yield from self._deleting_oldest()
 
     def _deleting_oldest(self) -> DiskWork[DeletedSegment]:
+        self._durability.forget(self._segments.oldest)
         segment = self._segments.remove_oldest()
-        self._durability.forget(segment)
         start = self._segments.oldest.base_offset
         self._move_log_start(max(self._segments.log_start_offset, start))
-        yield segment.delete
+        self._removed.append(segment)
+        yield from self._deleting_files()
         return DeletedSegment(segment.base_offset, start, segment.size)
+
+    def _deleting_files(self) -> DiskWork[None]:
+        """Delete the files of removed segments, also of those that could not be deleted before."""
+        for segment in tuple(self._removed):
+            yield segment.delete
+            if segment in self._removed:
+                self._removed.remove(segment)
 
     def _move_log_start(self, offset: int) -> None:
         self._segments.log_start_offset = offset

@@ -32,6 +32,7 @@ logger = structlog.get_logger(__name__)
 
 _LOST: Final = ".lost"
 _LEFTOVERS: Final = (TEMPORARY, DELETED)
+_MAX_OFFSET: Final = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -168,7 +169,7 @@ def _find_segments(directory: Path, index_interval_bytes: int) -> list[Segment]:
             path.unlink()
         elif path.suffix == LOG_SUFFIX and path.stem.isdecimal():
             base_offset = int(path.stem)
-            if path == segment_path(directory, base_offset):
+            if base_offset <= _MAX_OFFSET and path == segment_path(directory, base_offset):
                 size = path.stat().st_size
                 segments.append(Segment(path, base_offset, size, index_interval_bytes))
     return segments

@@ -37,6 +37,10 @@ class LogCorrupt(LogError):
         return LogCorrupt, (self.path, self.position, self.reason)  # of another process
 
 
+class SegmentGone(LogError):
+    """A segment was deleted or replaced by its compacted form; read the log again from its segments."""
+
+
 class LogFailed(LogError):
     """The disk refused a write or a sync (KAFKA_STORAGE_ERROR).
 

@@ -31,7 +31,7 @@ from .records import (
     read_records,
     whole_batches,
 )
-from .results import LogCorrupt, ReadSpan
+from .results import LogCorrupt, ReadSpan, SegmentGone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -199,6 +199,7 @@ class Segment:
         self._index_interval_bytes = index_interval_bytes
         self._index: SegmentIndex | None = None
         self._descriptor: int | None = None
+        self._is_gone = False  # another segment may have the path
         self._max_timestamp: int | None = None
         # Positions at which reads ended, by offset: a consumer continues there without a search.
         self._ends: dict[int, int] = {}
@@ -236,6 +237,8 @@ class Segment:
     def descriptor(self) -> int:
         """Descriptor of the open file."""
         if self._descriptor is None:
+            if self._is_gone:
+                raise SegmentGone(f"{self.path}: it was deleted or replaced")
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self._descriptor
 
@@ -440,8 +443,13 @@ class Segment:
             self._descriptor = None
         self._index = None
 
+    def leave(self) -> None:
+        """Close the file for good: the segment is no part of its log any more."""
+        self.release()
+        self._is_gone = True
+
     def delete(self) -> None:
-        """Delete the files."""
+        """Delete the files. Raises OSError; another call goes on."""
         self.release()
         for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES):
             self.path.with_suffix(suffix).unlink(missing_ok=True)

@@ -123,6 +123,7 @@ class Segments:
         segment = self._segments.pop(0)
         if segment in self._open_old:
             self._open_old.remove(segment)
+        segment.leave()
         return segment
 
     def swap(self, old: Sequence[Segment], new: Rewritten, index_interval_bytes: int) -> Segment:
@@ -137,7 +138,7 @@ class Segments:
         segment.begin_index(new.index)
         segment.open()
         for each in old:
-            each.release()
+            each.leave()
         at = self._segments.index(old[0])
         self._segments[at : at + len(old)] = [segment]
         self._open_old = [each for each in self._open_old if each not in old]

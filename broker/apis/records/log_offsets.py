@@ -116,17 +116,8 @@ async def _find(
         return partition.log.log_start_offset, -1
     if timestamp in {_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD}:
         return _NOT_FOUND
-    log = partition.log
-    while True:
-        start = log.log_start_offset
-        search = log.search(None if timestamp == _MAX_TIMESTAMP else timestamp)
-        try:
-            found = await do_in_thread(search, limiter=context.services.computing)
-            break
-        except FileNotFoundError:
-            # Retention has deleted a segment meanwhile, or the topic was deleted.
-            if partition.closed or log.log_start_offset == start:
-                raise
+    search = partition.log.search(None if timestamp == _MAX_TIMESTAMP else timestamp)
+    found = await do_in_thread(search, limiter=context.services.computing)
     return found if found is not None and found[0] < end else _NOT_FOUND
 
 

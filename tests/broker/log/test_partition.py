@@ -18,6 +18,7 @@ from kmr.broker.log.records import (
     split_batches,
 )
 from kmr.broker.log.results import Appended, LogCorrupt, LogFailed, OffsetNotInLog
+from tests.broker.log.compacting import CONFIG, compact, put
 
 Append = Callable[..., Appended]
 OpenLog = Callable[..., PartitionLog]
@@ -222,6 +223,49 @@ def test_a_search_leaves_out_the_segments_that_are_being_deleted(
     found = do_now(_rest(search, read))
     assert found is not None
     assert found[0] == 30
+
+
+def test_a_search_begins_again_when_compaction_replaces_what_it_reads(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log(CONFIG)
+    append(log, [b"latest", b"kept"], timestamps=[9, 1])
+    for _ in range(20):
+        put(log, ("same", "x" * 100), timestamp=2)
+    last = put(log, ("same", "y"), timestamp=7)
+    log.roll()
+    do_now(log.truncation(1))
+    search: Any = log.search(5)
+    read = next(search)
+    assert compact(log)
+    assert log.size_bytes < 1000
+    assert do_now(_rest(search, read)) == (last, 7)
+
+
+def test_a_file_that_could_not_be_deleted_is_deleted_the_next_time(
+    open_log: OpenLog, append: Append, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(KEEP)
+    for value in (b"a", b"b", b"c"):
+        append(log, [value] * 10)
+        log.roll()
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "unlink", _fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            do_now(log.truncation(10))
+    assert (log.log_start_offset, files(log, ".log")) == (10, [0, 10, 20, 30])
+    do_now(log.retention(NOW_MS))
+    assert files(log, ".log") == [10, 20, 30]
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "unlink", _fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            do_now(log.truncation(20))
+    do_now(log.truncation(20))
+    assert (log.log_start_offset, files(log, ".log")) == (20, [20, 30])
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise OSError(5, "Input/output error")
 
 
 def _rest(work: Any, step: Callable[[], object]) -> Any:

@@ -237,6 +237,20 @@ def test_leftovers_of_a_crash_are_removed_and_other_files_left_alone(
     assert all((log.directory / name).exists() for name in others)
 
 
+def test_a_file_named_with_an_offset_that_no_record_has_is_left_alone(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log()
+    append(log, [b"a"])
+    log.close()
+    stranger = log.directory / f"{2**63}.log".rjust(24, "0")
+    stranger.write_bytes(b"")
+    log = open_log()
+    assert append(log, [b"b"]).first_offset == 1
+    log.close()
+    assert stranger.exists()
+
+
 def test_segments_below_the_log_start_are_deleted_at_the_next_start(
     open_log: OpenLog, append: Append, tmp_path: Path
 ) -> None:
