@@ -441,11 +441,15 @@ class ConsumerGroup:
         order = sorted(self.members.values(), key=lambda each: each.instance_id or each.id)
         read = [(each.id, each.topics, each.matched) for each in order]
         work = partial(_new_target, assignor, read, dict(self._resolved), dict(self.target))
-        epoch = self.epoch
         load = len(self.members) + sum(count for _, count in self._resolved.values())
         if load <= _SMALL:
-            self._take_target(work(), assignor, epoch)
+            self._take_target(work(), assignor, self.epoch)
             return
+        if not self.assignment_epoch:
+            # An empty target: the epoch of a member that has joined is above 0.
+            self._take_target({}, assignor, self.epoch)
+            self._bump()
+        epoch = self.epoch
         self._is_computing = True
         self._offload(work, lambda target: self._take_large_target(target, assignor, epoch))
 

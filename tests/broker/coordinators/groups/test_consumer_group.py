@@ -343,6 +343,19 @@ def test_a_large_group_has_one_new_target_a_second_however_many_members_join(
     assert large.targets == 2
 
 
+def test_a_member_of_a_large_group_has_an_epoch_before_the_first_target_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computing: list[Any] = []
+    large = Large(monkeypatch, 2, 3000, lambda *work: computing.append(work))
+    assert min(large.epochs.values()) > 0
+    (work, done), *_ = computing
+    done(work())
+    for member in ("m0", "m1"):
+        large.beat(member, large.epochs[member])
+    assert [len(each.assigned) for each in large.group.members.values()] == [3000, 0]
+
+
 def test_a_target_that_was_computed_elsewhere_is_for_those_who_are_still_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
