@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -49,6 +50,7 @@ DESCRIPTION = "topic.json"
 """File with a topic's description."""
 DELETED_MARK = "deleted"
 """Name of this file once the topic is deleted."""
+_CLOSED_AT_ONCE = 8  # logs
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -452,7 +454,8 @@ class TopicStore:
 
 
 def _close_logs(logs: Iterable[PartitionLog]) -> None:
-    """Close all logs, then raise the first error."""
-    with ExitStack() as closings:
-        for log in logs:
-            closings.callback(log.close)
+    """Close all logs, several at a time, because each waits for the disk; then raise the first error."""
+    with ThreadPoolExecutor(_CLOSED_AT_ONCE) as threads:
+        closings = [threads.submit(log.close) for log in logs]
+    for each in closings:
+        each.result()
