@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from demo.outcome import STRATEGY
-from demo.results import DIFFERENCES, RESULTS
+from demo.history import CHECKPOINT
+from demo.outcome import GROUP, STRATEGY, history_flags
+from demo.results import RESULTS
 from demo.services import TABLE, TOPIC
-from demo.spark import CHECKPOINT, SPARK
-from demo.workers import WORKERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,35 +30,23 @@ def how_to_get_java() -> str:
 def how_to_go_on(console: Console, directory: Path, records: int, *, spark: bool) -> None:
     """Commands that repeat each check and explore the demo's directory."""
     kmr = _relative(Path(sys.executable).with_name("kmr"))
-    check = f"{kmr} check --table {TABLE} --expected {records} --url {_CLICKHOUSE}"
-    query = f"{kmr} clickhouse query --url {_CLICKHOUSE}"
+    history = " ".join(history_flags(directory / CHECKPOINT, spark=spark))
+    pipeline = _relative(Path(__file__).with_name("pipeline.py"))
+    group = f"--topic {TOPIC} --group {GROUP}"
     lines = [
         f"Check it by hand (all is in {directory}; the demo begins anew):",
-        f"  serve the tables   {kmr} clickhouse serve --data {directory}/clickhouse",
-        f"  workers            {check}/{WORKERS.database}",
-        f"                     {query}/{WORKERS.database} < {_relative(RESULTS)}",
-    ]
-    if spark:
-        lines += [
-            f"  Spark              {check}/{SPARK.database}",
-            f"                     {query}/{SPARK.database} < {_relative(RESULTS)}",
-            f"  rows that differ   {query} < {_relative(DIFFERENCES)}",
-        ]
-    lines += [
+        f"  serve the table    {kmr} clickhouse serve --data {directory}/clickhouse",
+        f"  both parts         {kmr} check --table {TABLE} --expected {records} --url {_CLICKHOUSE}",
+        f"  delays             {kmr} clickhouse query --url {_CLICKHOUSE} < {_relative(RESULTS)}",
         "How to go on:",
         f"  serve the topic    {kmr} broker serve --data {directory}/broker",
         f"  its records        {kmr} broker consume {TOPIC} --from-beginning | head",
-        f"  the groups         {kmr} offsets show --group {WORKERS.group} --topic {TOPIC}",
+        f"  the groups         {kmr} offsets show --group {GROUP} --topic {TOPIC}",
+        f"  count again        export KMR_CLICKHOUSE_URL={_CLICKHOUSE}",
+        f"                     {kmr} backfill {STRATEGY} {group} {history}".rstrip(),
+        f"  follow the topic   {kmr} run {STRATEGY} {group}",
+        f"  your own           {pipeline} is the strategy; {kmr} run --help",
     ]
-    if spark:
-        lines += [
-            f"  on Spark again     KMR_CLICKHOUSE_URL={_CLICKHOUSE}/{SPARK.database} \\",
-            f"                       {kmr} run {STRATEGY} --engine spark --master 'local[2]' \\",
-            f"                       --checkpoint {directory}/{CHECKPOINT} \\",
-            f"                       --topic {TOPIC} --group {SPARK.group}",
-        ]
-    pipeline = _relative(Path(__file__).with_name("pipeline.py"))
-    lines.append(f"  your own           {pipeline} is the strategy; {kmr} run --help")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

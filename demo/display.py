@@ -1,4 +1,4 @@
-"""The demo's display: progress of both engines, and events."""
+"""The demo's display: progress of history and present, and events."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
+    from demo.outcome import Standing
     from kmr.observe.status import WorkerStatus
 
 __all__ = ["Display"]
@@ -28,12 +29,13 @@ class Display:
 
     Args:
         total: how many records there will be.
-        spark: whether Spark follows the workers.
+        history: how many of them the topic has at the cut.
     """
 
-    def __init__(self, console: Console, total: int, *, spark: bool) -> None:
+    def __init__(self, console: Console, total: int, history: int) -> None:
         self._console = console
         self._total = total
+        self._history = history
         self._progress = Progress(
             TextColumn("  {task.description:<10}"),
             BarColumn(bar_width=40),
@@ -41,12 +43,10 @@ class Display:
             TimeElapsedColumn(),
             console=console,
         )
-        self._produced = self._progress.add_task("produced", total=total)
-        self._by_workers = self._progress.add_task("workers", total=total)
-        self._by_spark = self._progress.add_task("Spark", total=total, start=False, visible=spark)
+        totals = {"produced": total, "history": history, "present": total - history}
+        self._bars = {name: self._progress.add_task(name, total=n) for name, n in totals.items()}
         self._detail: RenderableType = Text()
         self._live = Live(self._picture(), console=console, refresh_per_second=8, transient=True)
-        self._phase, self._phase_since = "", 0.0
         self._started = time.monotonic()
         self._last_line = 0.0
 
@@ -69,31 +69,22 @@ class Display:
         line = Text.assemble((f"  {seconds:5.1f} s  ", "dim"), text)
         self._console.print(line, soft_wrap=True)
 
-    def workers(
-        self, produced: int, delivered: int, statuses: dict[str, WorkerStatus | None]
-    ) -> None:
-        """Show the newest figures of the first half."""
-        self._progress.update(self._produced, completed=produced)
-        self._progress.update(self._by_workers, completed=delivered)
-        self._detail = _workers_table(statuses)
-        self._show(f"produced {produced:,}, delivered {delivered:,} of {self._total:,}")
-
-    def spark(self, phase: str, delivered: int) -> None:
-        """Show the newest figures of the second half."""
-        self._progress.start_task(self._by_spark)
-        self._progress.update(self._by_spark, completed=delivered)
-        if phase != self._phase:
-            self._phase, self._phase_since = phase, time.monotonic()
-        text = f"{phase}, {time.monotonic() - self._phase_since:.0f} s"
-        self._detail = Text(f"  Spark: {text}")
-        self._show(f"Spark: {text}; delivered {delivered:,} of {self._total:,}")
-
-    def _show(self, line: str) -> None:
+    def show(self, standing: Standing) -> None:
+        """Show the newest figures."""
+        for name, bar in self._bars.items():
+            self._progress.update(bar, completed=getattr(standing, name))
+        phase = f"history: {standing.phase}"
+        self._detail = Group(Text(f"  {phase}"), Text(), _workers_table(standing.workers))
         if self._console.is_terminal:
             self._live.update(self._picture())
         elif time.monotonic() - self._last_line > _LINE_EVERY:
             self._last_line = time.monotonic()
-            self.event(line)
+            present = self._total - self._history
+            self.event(
+                f"produced {standing.produced:,} of {self._total:,}; in the table: history "
+                f"{standing.history:,} of {self._history:,} ({standing.phase}), present "
+                f"{standing.present:,} of {present:,}"
+            )
 
     def _picture(self) -> Group:
         return Group(self._progress, Text(), self._detail)

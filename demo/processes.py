@@ -50,11 +50,15 @@ class Child:
 
     Args:
         patience: seconds that it has between SIGTERM and SIGKILL.
+        watched: whether `Children.check` checks it.
     """
 
-    def __init__(self, name: str, process: Process, log: Path, patience: float) -> None:
+    def __init__(
+        self, name: str, process: Process, log: Path, patience: float, *, watched: bool
+    ) -> None:
         self.name = name
         self.log = log
+        self.watched = watched
         self._process = process
         self._patience = patience
 
@@ -142,11 +146,18 @@ class Children:
             await child.stop()
 
     async def start(
-        self, name: str, *arguments: str, patience: float = STOP_TIMEOUT, **environment: str
+        self,
+        name: str,
+        *arguments: str,
+        patience: float = STOP_TIMEOUT,
+        watched: bool = True,
+        **environment: str,
     ) -> Child:
         """Run `kmr ARGUMENTS`, in a session of its own so that Ctrl-C reaches only the demo."""
-        kmr = str(Path(sys.executable).with_name("kmr"))
-        return await self.spawn(name, [kmr, *arguments], patience=patience, environment=environment)
+        command = [str(Path(sys.executable).with_name("kmr")), *arguments]
+        return await self.spawn(
+            name, command, patience=patience, watched=watched, environment=environment
+        )
 
     async def spawn(
         self,
@@ -155,6 +166,7 @@ class Children:
         *,
         directory: Path | None = None,
         patience: float = STOP_TIMEOUT,
+        watched: bool = True,
         environment: Mapping[str, str] | None = None,
     ) -> Child:
         """Run any program, in this directory or another, as `start` does with `kmr`."""
@@ -170,14 +182,15 @@ class Children:
                 env=os.environ | dict(environment or {}),
                 start_new_session=True,
             )
-            child = Child(name, process, log, patience)
+            child = Child(name, process, log, patience, watched=watched)
             self._all.append(child)
         return child
 
     def check(self) -> None:
-        """Raise ChildFailed if any of them has ended with an error."""
+        """Raise ChildFailed if any of them that is watched has ended with an error."""
         for child in self._all:
-            child.check()
+            if child.watched:
+                child.check()
 
     def kill(self) -> None:
         """End all of them at once, for somebody who does not want to wait."""

@@ -1,24 +1,20 @@
-"""What both engines share: a broker with the topic, and ClickHouse with a database for each engine."""
+"""What both engines share: a broker with the topic, and ClickHouse with one table."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 import clickhouse_connect
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from demo.processes import ChildFailed, free_port
+from demo.processes import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
     from demo.processes import Children
 
-__all__ = ["PARTITIONS", "TABLE", "TOPIC", "Services", "create_tables", "row_counter"]
+__all__ = ["PARTITIONS", "TABLE", "TOPIC", "Services", "create_tables"]
 
 TOPIC: Final = "flights"
 TABLE: Final = "flights"
@@ -35,7 +31,7 @@ class Services:
 
     Attributes:
         broker: its bootstrap server.
-        clickhouse_url: of ClickHouse, without a database.
+        clickhouse_url: of ClickHouse.
     """
 
     def __init__(self, directory: Path, children: Children) -> None:
@@ -46,12 +42,8 @@ class Services:
         self.broker = f"127.0.0.1:{self._broker_port}"
         self.clickhouse_url = f"http://127.0.0.1:{self._clickhouse_port}"
 
-    def database_url(self, database: str) -> str:
-        """Where a strategy whose tables have no database writes to, when this is its ClickHouse."""
-        return f"{self.clickhouse_url}/{database}"
-
-    async def start(self, *databases: str) -> None:
-        """Start both, make the topic, and the tables in each of the databases.
+    async def start(self) -> None:
+        """Start both, make the topic and the tables.
 
         Raises:
             ChildFailed: one of them ended, or does not listen.
@@ -72,38 +64,12 @@ class Services:
             await admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
         finally:
             await admin.close()
-        for database in databases:
-            await anyio.to_thread.run_sync(create_tables, self.clickhouse_url, database)
+        await anyio.to_thread.run_sync(create_tables, self.clickhouse_url)
 
 
-def create_tables(url: str, database: str) -> None:
-    """Make a database and the demo's tables in it, where they are not there yet."""
+def create_tables(url: str) -> None:
+    """Make the demo's tables, where they are not there yet."""
     with clickhouse_connect.get_client(dsn=url) as client:
-        client.command(f"CREATE DATABASE IF NOT EXISTS {database}")
-    with clickhouse_connect.get_client(dsn=f"{url}/{database}") as client:
         for statement in _TABLES.read_text().split(";"):
             if statement.strip():
                 client.command(statement)
-
-
-@asynccontextmanager
-async def row_counter(url: str) -> AsyncIterator[Callable[[], Awaitable[int]]]:
-    """Counts the rows of the table, as often as it is called; over one connection.
-
-    Raises:
-        ChildFailed: from a call: ClickHouse does not answer.
-    """
-    client = await clickhouse_connect.get_async_client(dsn=url)
-
-    async def count() -> int:
-        try:
-            result = await client.query(f"SELECT count() FROM {TABLE}")  # noqa: S608  a constant
-        except ClickHouseError as error:
-            raise ChildFailed(f"ClickHouse does not answer: {error}") from error
-        return int(result.result_rows[0][0])
-
-    try:
-        yield count
-    finally:
-        with anyio.CancelScope(shield=True):
-            await client.close()
