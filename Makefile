@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## one strategy on real data: workers with rebalances, then Spark; both checked and compared
+demo: ## real data in one table: Spark reads the history, workers with rebalances the present; checked
 	@tools/install demo
 	@.venv/bin/python -m demo
 

@@ -54,7 +54,7 @@ class Child:
     """
 
     def __init__(
-        self, name: str, process: Process, log: Path, patience: float, *, watched: bool
+        self, name: str, process: Process, log: Path, patience: float, *, watched: bool = True
     ) -> None:
         self.name = name
         self.log = log

@@ -67,9 +67,11 @@ class Services:
         await anyio.to_thread.run_sync(create_tables, self.clickhouse_url)
 
 
-def create_tables(url: str) -> None:
-    """Make the demo's tables, where they are not there yet."""
+def create_tables(url: str, database: str = "default") -> None:
+    """Make a database and the demo's tables in it, where they are not there yet."""
     with clickhouse_connect.get_client(dsn=url) as client:
+        client.command(f"CREATE DATABASE IF NOT EXISTS {database}")
+    with clickhouse_connect.get_client(dsn=f"{url}/{database}") as client:
         for statement in _TABLES.read_text().split(";"):
             if statement.strip():
                 client.command(statement)

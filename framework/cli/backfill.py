@@ -113,11 +113,6 @@ def backfill(
     if engine == "spark":
         from ..spark.engine.placement import require_runnable
 
-        if remembers:
-            raise StrategyError(
-                "kmr backfill --engine spark: what Distinct and Window remember is in the checkpoint, and no "
-                "worker can go on with it; leave --engine out"
-            )
         require_runnable(loaded)
     _require_sinks(loaded, settings)
     prepared = anyio.run(prepare, settings, wanted)

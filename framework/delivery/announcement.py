@@ -274,6 +274,25 @@ def handed_over(partition: TopicPartition, committed: CommitOffset) -> CommitOff
     return CommitOffset(committed.offset, msgspec.structs.replace(found, history=None).metadata)
 
 
+def remembering(
+    partition: TopicPartition,
+    committed: CommitOffset,
+    first: int,
+    *,
+    back: LookBack | None,
+    closed: Closed | None,
+) -> CommitOffset:
+    """Return a commit with what is remembered there, and `first`, the first record of the open windows.
+
+    Raises:
+        ConsumerError: a newer version of kmr wrote the metadata.
+    """
+    found = _read(partition, committed)
+    generation = found.generation if found is not None else 0
+    history = None if found is None else found.history
+    return CommitOffset(first, Generation(generation, back, history, closed).metadata)
+
+
 def history_group(group: str) -> str:
     """Return the name of the group that reads the history of a group."""
     return f"{group}.backfill"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import structlog
@@ -31,6 +32,7 @@ _pa: Any = pa
 _log = structlog.get_logger(__name__)
 
 _TIME: Final = b"event_time"  # in the metadata of a saved memory
+_MARKS_BEFORE: Final = b"marks"
 _MARKS: Final = 64  # of the event time, within a `within`
 _MOST_MARKS: Final = 4096
 _SAMPLE_EVERY: Final = 60.0  # seconds
@@ -58,6 +60,14 @@ class Marks:
             self._times.append(time)
             if len(self._offsets) > _MOST_MARKS:
                 del self._offsets[1:-1:2], self._times[1:-1:2]
+
+    def saved(self) -> bytes:
+        """Return the marks as text, for `restore`."""
+        return msgspec.json.encode((self._offsets, self._times))
+
+    def restore(self, text: bytes) -> None:
+        """Go on with the marks that `saved` returned."""
+        self._offsets, self._times = msgspec.json.decode(text, type=tuple[list[int], list[int]])
 
     def look_back(self, offset: int) -> int | None:
         """Return where a memory has to begin that is complete before an offset; None: nothing was read.
@@ -100,18 +110,23 @@ class DistinctMemory:
         return self.keys.see(hashes, reached, valid), int(np.count_nonzero(~valid))
 
     def saved(self) -> pa.Table:
-        """Return the memory as a table, for `restore`: hashes, when they were seen, the event time."""
+        """Return the memory as a table, for `restore`: hashes, when they were seen, the event time, marks."""
         entries = self.keys.entries(self.time)
         low, high, seen = (pa.array(np.ascontiguousarray(column)) for column in entries.T)
         table = pa.table({"low": low, "high": high, "seen": seen})
-        return table.replace_schema_metadata({_TIME: str(self.time)})
+        return table.replace_schema_metadata(
+            {_TIME: str(self.time).encode(), _MARKS_BEFORE: self.marks.saved()}
+        )
 
     def restore(self, table: pa.Table) -> None:
         """Remember what `saved` returned."""
         low, high, seen = (table.column(name).to_numpy() for name in ("low", "high", "seen"))
         hashes = np.ascontiguousarray(np.column_stack([low, high]))
         self.keys.see(hashes, np.ascontiguousarray(seen), np.ones(len(seen), np.bool_))
-        self.time = int((table.schema.metadata or {})[_TIME])
+        about = table.schema.metadata or {}
+        self.time = int(about[_TIME])
+        if _MARKS_BEFORE in about:  # a file of kmr 0.1 has none
+            self.marks.restore(about[_MARKS_BEFORE])
 
     def _times(
         self, batch: Batch, table: pa.Table, offsets: NDArray[np.int64]

@@ -135,7 +135,7 @@ def open_storage(path: str, filesystem: Any = None) -> Storage:
     # ArrowInvalid is a ValueError; a client that fsspec needs is not installed: ImportError
     except (OSError, ValueError, NotImplementedError, ImportError) as error:
         raise StrategyError(
-            f"{without_secrets(path)} cannot be written from here: {error}"
+            f"{without_secrets(path)} cannot be opened from here: {error}"
         ) from error
     return Storage(opened, root.rstrip("/") or "/")
 

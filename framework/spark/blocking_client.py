@@ -11,7 +11,6 @@ import asyncio
 import os
 import threading
 from functools import lru_cache, partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import aiokafka
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from concurrent.futures import Future
 
+    from ..kafka.consumer import CommitOffset
     from ..kafka.fetching import FetchedPartition
     from ..record import TopicPartition
     from .source_settings import ClientConfig
@@ -69,11 +69,10 @@ class BlockingClient:
     def commit(
         self,
         group: str,
-        offsets: Mapping[TopicPartition, int],
-        metadata: Mapping[TopicPartition, str] = MappingProxyType({}),
+        offsets: Mapping[TopicPartition, CommitOffset],
     ) -> None:
         """Commit for a group without members. Raises ConsumerError, also for a group with members."""
-        commit = partial(self._commit, group, offsets, metadata)
+        commit = partial(self._commit, group, offsets)
         self._run(commit, f"a commit of group {group}")
 
     def fetch(self, partition: TopicPartition, offset: int) -> Future[FetchedPartition]:
@@ -117,8 +116,7 @@ class BlockingClient:
     async def _commit(
         self,
         group: str,
-        offsets: Mapping[TopicPartition, int],
-        metadata: Mapping[TopicPartition, str],
+        offsets: Mapping[TopicPartition, CommitOffset],
         _consumer: object,
     ) -> None:
         committer = self._committers.get(group)
@@ -128,10 +126,7 @@ class BlockingClient:
             )
             await connect(committer, self.config)
             self._committers[group] = committer
-        entries = {
-            aiokafka.TopicPartition(*p): (offset, metadata.get(p, ""))
-            for p, offset in offsets.items()
-        }
+        entries = {aiokafka.TopicPartition(*p): tuple(entry) for p, entry in offsets.items()}
         committer.assign(list(entries))
         await committer.commit(entries)
 

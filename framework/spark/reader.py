@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..formats.batch_decoder import BatchDecoder
+    from ..kafka.consumer import CommitOffset
     from ..kafka.fetching import FetchedPartition
-    from ..record import Batch
+    from ..record import Batch, TopicPartition
     from .blocking_client import BlockingClient
     from .idle import Idle
     from .source_settings import ClientConfig, SourceSettings
@@ -187,6 +188,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         grid: divide ranges only at multiples of this offset.
         idle: the shortest time without a record that counts, and the longest, in microseconds; None: none
             does.
+        at_end: see `SourceSettings.commits`.
     """
 
     def __init__(
@@ -197,8 +199,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         process: RangeProcessor,
         grid: int | None = None,
         idle: tuple[int, int] | None = None,
+        at_end: Callable[[TopicPartition, CommitOffset], CommitOffset] | None = None,
     ) -> None:
         self._settings = settings
+        self._at_end = at_end
         self._idle = idle
         self._clock: IdleClock | None = None
         self._schema = schema
@@ -295,9 +299,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._committed = end
         try:
             client = shared_client(self._settings.client)
-            bounds = self._settings.bounds
-            metadata = {} if bounds is None else bounds.metadata
-            client.commit(self._settings.group, read_offsets(end), metadata)
+            entries = self._settings.commits(read_offsets(end), self._at_end)
+            client.commit(self._settings.group, entries)
         except ConsumerError as error:
             if not self._commit_failed:
                 _log.warning("group offsets not committed; reading goes on", reason=str(error))

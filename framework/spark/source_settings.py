@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ..kafka.connection import ConnectionConfig
+from ..kafka.consumer import CommitOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ..archives.archive import ArchiveSource
     from ..kafka.subscription import Subscription
@@ -52,6 +53,10 @@ class SourceBounds:
     metadata: Mapping[TopicPartition, str]
     is_begun: bool = False
 
+    def is_end(self, partition: TopicPartition, offset: int) -> bool:
+        """Return whether a partition was read to its end, and had anything."""
+        return offset == self.until[partition] > self.first[partition]
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
@@ -78,3 +83,23 @@ class SourceSettings:
     poll_timeout: float = 120.0
     bounds: SourceBounds | None = None
     archive: ArchiveSource | None = None
+
+    def commits(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        at_end: Callable[[TopicPartition, CommitOffset], CommitOffset] | None,
+    ) -> dict[TopicPartition, CommitOffset]:
+        """Return what is committed when a query has written all before these offsets.
+
+        Args:
+            at_end: adds what is remembered at the end of a partition, for who goes on there.
+        """
+        if (bounds := self.bounds) is None:
+            return {at: CommitOffset(offset) for at, offset in offsets.items()}
+        entries = {at: CommitOffset(n, bounds.metadata.get(at, "")) for at, n in offsets.items()}
+        if at_end is None:
+            return entries
+        return {
+            at: at_end(at, entry) if bounds.is_end(at, entry.offset) else entry
+            for at, entry in entries.items()
+        }

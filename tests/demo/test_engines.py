@@ -37,8 +37,7 @@ async def test_both_engines_write_the_same_rows(
         await services.start()
         await produce(services.broker, load_flights().slice(0, FLIGHTS), Standing(), None)
         with clickhouse_connect.get_client(dsn=services.clickhouse_url) as client:
-            client.command("CREATE DATABASE spark")
-            create_tables(f"{services.clickhouse_url}/spark")
+            create_tables(services.clickhouse_url, "spark")
             async with anyio.create_task_group() as tasks:
                 for database in TO_THE_END:
                     tasks.start_soon(run_engine, services, children, database)

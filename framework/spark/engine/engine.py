@@ -13,6 +13,7 @@ import time
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -48,7 +49,7 @@ from .engine_settings import source_settings
 from .progress import MicroBatchGate, ProgressListener, source_end
 from .strategy_source import TaskPlan, strategy_source
 from .task import warm_up
-from .task_memory import memory_files, remembers
+from .task_memory import memory_at_end, memory_files, remembers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,6 +142,7 @@ class SparkEngine:
         self._query: StreamingQuery
         self._warm_ups = ExitStack()
         self._logged = -1
+        self._memory: str | None = None
         self._stop = threading.Event()
         self._opened = False
         self._activity = "starting"
@@ -292,11 +294,12 @@ class SparkEngine:
             )
         wanted = None if bounds is None else bounds.generation
         self._generation.value = read_generation(session, checkpoint, wanted)
+        self._memory = self._begin_memory(session)
         plan = TaskPlan.of(
             self._strategy,
             self._context,
             logged=self._logged,
-            checkpoint=self._begin_memory(session),
+            checkpoint=self._memory,
             memory_bytes=self._settings.inflight_bytes,
             connection=self._source.client,
         )
@@ -395,10 +398,11 @@ class SparkEngine:
         if not offsets:
             return
         client = shared_client(self._source.client)
+        memory = self._memory
+        at_end = None if memory is None else partial(memory_at_end, memory)
         try:
-            bounds = self._source.bounds
-            metadata = {} if bounds is None else bounds.metadata
-            client.commit(self._source.group, read_offsets(offsets), metadata)
+            entries = self._source.commits(read_offsets(offsets), at_end)
+            client.commit(self._source.group, entries)
         except ConsumerError as error:
             _log.warning("group offsets not committed; the checkpoint has them", reason=str(error))
         finally:

@@ -52,13 +52,13 @@ class MemoryFiles:
 
     Args:
         checkpoint: the URI of the checkpoint.
-        rule: what the strategy remembers, in words: files of another rule are refused.
+        rule: what the strategy remembers, in words: files of another rule are refused. None: of none.
 
     Raises:
         StrategyError: no file system can be opened.
     """
 
-    def __init__(self, checkpoint: str, rule: str) -> None:
+    def __init__(self, checkpoint: str, rule: str | None = None) -> None:
         self._storage: Storage = open_storage(f"{checkpoint.rstrip('/')}/{DIRECTORY}")
         self._rule = rule
 
@@ -111,7 +111,7 @@ class MemoryFiles:
             )
 
     def _require_rule(self, path: str, rule: str) -> None:
-        if rule != self._rule:
+        if self._rule is not None and rule != self._rule:
             raise SettingsError(
                 f"{path} has the memory of another strategy ({rule}), not of this one ({self._rule}): the "
                 "records that it needs were read already. Begin with a new checkpoint"
@@ -124,7 +124,7 @@ class MemoryFiles:
 
         def write(stream: pa.NativeFile) -> None:
             for name, table in tables.items():
-                about = {_NAME: name.encode(), _RULE: self._rule.encode()}
+                about = {_NAME: name.encode(), _RULE: (self._rule or "").encode()}
                 named = table.replace_schema_metadata({**(table.schema.metadata or {}), **about})
                 with pa.ipc.new_stream(stream, named.schema, options=_OPTIONS) as writer:
                     writer.write_table(named)

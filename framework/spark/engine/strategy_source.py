@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from ...kafka.connection import ConnectionConfig
-    from ...record import Batch
+    from ...kafka.consumer import CommitOffset
+    from ...record import Batch, TopicPartition
     from ...reducers.reducer import Context
     from ...strategy import Strategy
     from ..reader import KafkaStreamReader, RangePartition
@@ -101,7 +102,12 @@ def strategy_source(name: str, plan: TaskPlan, settings: SourceSettings) -> type
             # Spark expects exactly these types of batches, including nullability.
             expected = to_arrow_schema(schema, timezone="UTC")
             process = partial(_run_task, plan)
-            return KafkaStreamReader(settings, expected, process=process, grid=GRID, idle=plan.idle)
+            at_end = None
+            if plan.checkpoint is not None and settings.bounds is not None:
+                at_end = partial(_memory_at_end, plan.checkpoint)
+            return KafkaStreamReader(
+                settings, expected, process=process, grid=GRID, idle=plan.idle, at_end=at_end
+            )
 
     return StrategySource
 
@@ -112,3 +118,9 @@ def _run_task(
     from .task import run_task
 
     return run_task(plan, part.range, batches, schema, part.idle)
+
+
+def _memory_at_end(checkpoint: str, partition: TopicPartition, end: CommitOffset) -> CommitOffset:
+    from .task_memory import memory_at_end
+
+    return memory_at_end(checkpoint, partition, end)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 
 from ...config.schema import BYTES, show_quantity
+from ...delivery.announcement import Closed, LookBack, remembering
 from ...errors import StateTooLarge
 from ...memory.distinct_memory import PartitionMemory
 from ...memory.window import MICROS
@@ -19,13 +21,15 @@ from .memory_files import MemoryFiles, Position
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ...kafka.consumer import CommitOffset
     from ...mapping.results import Failure, MapResult
     from ...memory.window import Window
-    from ...record import Batch
+    from ...record import Batch, TopicPartition
     from ...strategy import Strategy
 
 _DISTINCT, _WINDOW = "distinct", "window"
 _LEVEL = "level"
+_REMEMBERED, _COMMIT = "remembered", b"commit"
 
 
 def remembers(strategy: Strategy) -> bool:
@@ -46,6 +50,31 @@ def memory_files(strategy: Strategy, checkpoint: str) -> MemoryFiles:
     return MemoryFiles(checkpoint, "; ".join(rules))
 
 
+class Remembered(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker has to know to go on where a task ended.
+
+    Attributes:
+        first: the first offset of the open windows; without one, the next offset.
+        back: from where on it reads again what `Distinct` remembers.
+        closed: which windows are closed.
+    """
+
+    first: int
+    back: LookBack | None
+    closed: Closed | None
+
+
+def memory_at_end(checkpoint: str, partition: TopicPartition, end: CommitOffset) -> CommitOffset:
+    """Return the commit at the end of a history, with which a worker goes on as the query would.
+
+    Raises:
+        SettingsError: the file of this position is missing.
+    """
+    table = MemoryFiles(checkpoint).read(partition, Position(end.offset))[_REMEMBERED]
+    found = msgspec.json.decode((table.schema.metadata or {})[_COMMIT], type=Remembered)
+    return remembering(partition, end, found.first, back=found.back, closed=found.closed)
+
+
 class OpenWindows:
     """The open windows of a partition: rows go in, those of windows that close come out.
 
@@ -60,6 +89,11 @@ class OpenWindows:
         self.level = self.state.level
         self._before = wanted._replace(first=wanted.first - 1, last=wanted.first - 1)
         self.late: Counter[str] = Counter()
+
+    def closed_before(self, end: int) -> Closed:
+        """Return which windows are closed when all records before an offset were read."""
+        state = self.state
+        return Closed(end - 1, state.closed_to, self._window.definition, state.level_before)
 
     def take(self, rows: Rows, stage: str) -> tuple[Rows | None, list[Rows]]:
         """Add rows; return those of the windows that close, and the records that failed.
@@ -195,6 +229,8 @@ class TaskMemory:
     def save(self) -> None:
         """Write the memory for the next micro-batch, and remove what only earlier ones needed."""
         tables: dict[str, pa.Table] = {}
+        remembered = msgspec.json.encode(self._remembered())
+        tables[_REMEMBERED] = pa.table({}).replace_schema_metadata({_COMMIT: remembered})
         if self._distinct is not None:
             tables |= {f"{_DISTINCT} {name}": t for name, t in self._distinct.saved().items()}
         if self.windows is not None:
@@ -202,6 +238,17 @@ class TaskMemory:
         partition = self._wanted.topic_partition
         self._files.write(partition, self._next, tables)
         self._files.remove_before(partition, self._first)
+
+    def _remembered(self) -> Remembered:
+        distinct, windows = self._distinct, self.windows
+        end = self._next.offset
+        held = None if windows is None else windows.state.first_offset
+        first = end if held is None else held
+        return Remembered(
+            first,
+            None if distinct is None else distinct.look_back(first),
+            None if windows is None else windows.closed_before(end),
+        )
 
 
 def _without(prefix: str, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:

@@ -7,13 +7,12 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import pytest
 
 from kmr.delivery.announcement import read_closed
 
 if TYPE_CHECKING:
     import random
-
-    import pytest
 
     from tests.framework.history.conftest import Past
 
@@ -58,6 +57,12 @@ strategy = Strategy(
 """
 
 
+SPARK = (
+    *("--engine", "spark", "--checkpoint", "progress", "--master", "local[2]"),
+    *("--max-offsets-per-trigger", "700"),
+)
+
+
 def windows(past: Past, table: str) -> list[tuple[Any, ...]]:
     """Return all rows."""
     text = f"SELECT p, kind, window_start, n, total FROM {table} ORDER BY ALL"
@@ -69,16 +74,26 @@ async def run_to_the_end(past: Past) -> None:
     await anyio.run_process(command, cwd=past.folder, env=past.environment)
 
 
+@pytest.mark.parametrize(
+    ("engine", "kills"), [((), 2), pytest.param(SPARK, 1, marks=pytest.mark.slow)]
+)
 async def test_windows_and_duplicates_across_the_cut_are_those_of_one_worker_that_read_everything(
-    past: Past, chance: random.Random, monkeypatch: pytest.MonkeyPatch
+    past: Past,
+    chance: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    engine: tuple[str, ...],
+    kills: int,
 ) -> None:
+    if engine:
+        request.getfixturevalue("quick_jvms")
     (past.folder / "past.py").write_text(STRATEGY)
     table, whole = f"{past.table}_two", f"{past.table}_one"
     monkeypatch.setenv("TABLE", table)
     await past.send(0, 3053)  # the next record, after the cut, is a duplicate of the last one
     await past.send(1, 1204)  # the last one makes no row
-    for _ in range(2):
-        async with past.running("backfill", "--rate", "700") as process:
+    for _ in range(kills):
+        async with past.running("backfill", *engine, "--rate", "700") as process:
             await past.until_done(past.history, 1)
             await anyio.sleep(chance.uniform(0, 1))
             os.killpg(process.pid, signal.SIGKILL)
@@ -87,14 +102,14 @@ async def test_windows_and_duplicates_across_the_cut_are_those_of_one_worker_tha
     early = await anyio.run_process(command, cwd=past.folder, env=past.environment, check=False)
     assert early.returncode == 1
     assert b"start it when kmr backfill has ended" in early.stderr
-    done = await past.run()
+    done = await past.run(*engine)
     assert done.code == 0, done.err
     assert "the history is handed over" in done.err
     begin = sorted((await past.committed(past.group)).items())
     closed = [read_closed(at, entry) for at, entry in begin]
     assert begin[0][1].offset < 3053  # windows are open
     assert [each and each.read_to for each in closed] == [3052, 1203, None]
-    again = await past.run()
+    again = await past.run(*engine)
     assert again.code == 0, again.err
     assert "handed over" not in again.err
     assert sorted((await past.committed(past.group)).items()) == begin

@@ -60,7 +60,7 @@ def test_a_file_that_is_not_there_is_removed_without_an_error(storage: Storage) 
 
 
 def test_a_place_without_a_file_system_is_explained_without_its_secrets() -> None:
-    with pytest.raises(StrategyError, match="cannot be written from here") as refused:
+    with pytest.raises(StrategyError, match="cannot be opened from here") as refused:
         open_storage("nowhere://user:secret@host/files")
     assert "secret@" not in str(refused.value).partition("written from here")[0]
     assert without_secrets("s3://key:secret@bucket/a?token=x") == "s3://bucket/a"

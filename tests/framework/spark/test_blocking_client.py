@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmr.errors import ConsumerError
+from kmr.kafka.consumer import CommitOffset
 from kmr.record import TopicPartition
 from kmr.service.threads import background_loop
 from kmr.spark.blocking_client import BlockingClient, shared_client
@@ -26,7 +27,7 @@ def test_offsets_are_those_of_the_log_and_of_the_group(
     assert client.partitions()[topic] == (0, 1)
     assert client.beginnings([first, second]) == {first: 0, second: 0}
     assert client.ends([first, second]) == {first: 0, second: 2}
-    client.commit("lag-tools", {second: 2})
+    client.commit("lag-tools", {second: CommitOffset(2)})
     assert kafka.committed("lag-tools", topic, 1) == 2
 
 
