@@ -3,7 +3,8 @@
 1. A task writes its rows into a staging table of its own, in numbered blocks.
 2. The driver writes into the ledger which staging tables make the batch. The first entry of a batch counts:
    a driver that comes later publishes the tables of that entry, and drops its own.
-3. Each block is published by one `INSERT SELECT` with a deduplication token, so that it can be repeated.
+3. Each block, or each range of offsets, is published by one `INSERT SELECT` with a deduplication token, so
+   that it can be repeated.
 4. The ledger gets the entry `published`, and the staging tables are dropped.
 
 So it does not matter where a driver or a task dies, and whether a repeated batch has its rows in other tasks.
@@ -22,15 +23,17 @@ import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
 from ...errors import KmrError, SinkError, StrategyError
+from ...record import COORDINATES
 from ..answers import connected, of_clickhouse
 from ..choosing import choose
 from .client import ClickHouseAddress, connect_async
 from .ddl import create_table, quote_text
 from .deduplication import read_deduplication, read_memories
+from .staged_ranges import publish_ranges
 from .table import MissingTable, read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from ..choosing import Choice, ExtraColumns
     from .client import ClickHouseConnection
@@ -79,6 +82,8 @@ class StagedTable:
         url, database: as for `ClickHouseWriter`.
         create: make the table, if it is missing, with the columns of the rows.
         extra: what happens to columns that the table lacks.
+        range_offsets: the rows carry topic, partition and offset, and are published by ranges of at most so
+            many offsets; None: by the blocks of the tasks.
     """
 
     name: str
@@ -87,6 +92,7 @@ class StagedTable:
     create: bool
     layout: TableLayout
     extra: ExtraColumns
+    range_offsets: int | None = None
 
     @property
     def _target(self) -> ClickHouseAddress:
@@ -125,6 +131,7 @@ class StagedTable:
                 recognise a repeated INSERT.
         """
         database = self._target.database
+        self._require_coordinates(schema.names, "the rows")
         try:
             table = await read_table(connection, database, self.name, "")
         except MissingTable:
@@ -136,6 +143,7 @@ class StagedTable:
                 ) from None
             await connection.execute(statement)
             table = await read_table(connection, database, self.name, "")
+        self._require_coordinates([column.name for column in table.columns], str(table))
         choice = self._choice(table, schema)
         block = table.cast([schema.empty_table()], choice)
         misfit = choice.misfit(
@@ -155,6 +163,13 @@ class StagedTable:
             "ENGINE = MergeTree ORDER BY (job, batch) "
             f"SETTINGS non_replicated_deduplication_window = {_LEDGER_TOKENS}"
         )
+
+    def _require_coordinates(self, names: Sequence[str], where: str) -> None:
+        absent = [name for name in COORDINATES.names if name not in names]
+        if self.range_offsets is not None and absent:
+            raise StrategyError(
+                f"by_offsets=true needs {', '.join(COORDINATES.names)}: {where} lack {', '.join(absent)}"
+            )
 
     def _choice(self, table: ClickHouseTable, schema: pa.Schema) -> Choice[ClickHouseColumn]:
         return choose(table, table.columns, schema.names, None, self.extra)
@@ -187,6 +202,10 @@ class StagedTable:
         for rows in blocks:
             if not rows.num_rows:
                 continue
+            if self.range_offsets is not None and any(
+                rows.column(name).null_count for name in COORDINATES.names
+            ):
+                raise SinkError(f"{table}: a row has no {', '.join(COORDINATES.names)}")
             cast = table.cast([rows], self._choice(table, rows.schema))
             if cast.refused:
                 raise SinkError(
@@ -237,9 +256,22 @@ class StagedTable:
             await self._enter(connection, job, batch, "planned", mine)
             entries = await self._entries(connection, job, batch)
         if "published" not in entries:
-            deduplication = await read_deduplication(connection)
-            for each in entries["planned"]:
-                await self._publish_blocks(connection, job, batch, each, deduplication)
+            settings = {**_ONE_BLOCK, **await read_deduplication(connection)}
+            planned = entries["planned"]
+            columns = [await self._staged_columns(connection, job, batch, p) for p in planned]
+            if self.range_offsets is None:
+                for each, names in zip(planned, columns, strict=True):
+                    await self._publish_blocks(connection, each, names, settings)
+            elif planned:
+                tables = [self._quoted(each.table) for each in planned]
+                await publish_ranges(
+                    connection,
+                    self._quoted(self.name),
+                    tables,
+                    columns[0],
+                    self.range_offsets,
+                    settings,
+                )
             await self._enter(connection, job, batch, "published", [])
         await self.drop(connection, mine)
         await self._drop_others(connection, job, batch)
@@ -281,14 +313,10 @@ class StagedTable:
                 return
         raise SinkError(f"{self._ledger} does not keep the entry of batch {batch} of job {job}")
 
-    async def _publish_blocks(
-        self,
-        connection: ClickHouseConnection,
-        job: str,
-        batch: int,
-        staged: StagedRows,
-        deduplication: dict[str, str],
-    ) -> None:
+    async def _staged_columns(
+        self, connection: ClickHouseConnection, job: str, batch: int, staged: StagedRows
+    ) -> list[str]:
+        """Return the columns of a staging table. Raises SinkError: it is gone."""
         where = {"database": self._target.database, "beginning": staged.table}
         if not await connection.rows(_LEFT_SQL, where):
             raise SinkError(
@@ -296,17 +324,21 @@ class StagedTable:
                 f"not published; compare the rows of {self.name} with the source, and write what is missing"
             )
         described = await connection.rows(f"DESCRIBE TABLE {self._quoted(staged.table)}", {})
-        names = [row["name"] for row in described if row["name"] != BLOCK]
+        return [row["name"] for row in described if row["name"] != BLOCK]
+
+    async def _publish_blocks(
+        self,
+        connection: ClickHouseConnection,
+        staged: StagedRows,
+        names: Sequence[str],
+        settings: Mapping[str, Any],
+    ) -> None:
         columns = ", ".join(map(quote_identifier, names))
         for number in range(staged.blocks):
             await connection.execute(
                 f"INSERT INTO {self._quoted(self.name)} ({columns}) SELECT {columns} "  # noqa: S608
                 f"FROM {self._quoted(staged.table)} WHERE {BLOCK} = {number}",
-                {
-                    **_ONE_BLOCK,
-                    **deduplication,
-                    "insert_deduplication_token": f"{staged.table}:{number}",
-                },
+                {**settings, "insert_deduplication_token": f"{staged.table}:{number}"},
             )
 
     async def drop(self, connection: ClickHouseConnection, staged: Sequence[StagedRows]) -> None:

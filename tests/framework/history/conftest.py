@@ -196,7 +196,7 @@ class Past:
 
     async def until_done(self, group: str, offsets: int) -> None:
         """Return when a group has committed so many offsets, of all partitions."""
-        with anyio.fail_after(90):
+        with anyio.fail_after(300):
             while sum(e.offset for e in (await self.committed(group)).values()) < offsets:  # noqa: ASYNC110  polls the broker
                 await anyio.sleep(0.2)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _OPTIONS: Final = (
-    *("table", "url", "database", "create", "extra_columns", "job", "block_rows"),
+    *("table", "url", "database", "create", "extra_columns", "job", "block_rows", "by_offsets"),
     *("order_by", "partition_by", "ttl", "engine"),
 )
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
@@ -61,6 +61,8 @@ class Options(NamedTuple):
         if extra not in ("error", "ignore"):
             raise StrategyError(f"kmr-clickhouse: extra_columns is error or ignore, not {extra!r}")
         order_by = known.get("order_by")
+        block_rows = _count("block_rows", known.get("block_rows", str(_BLOCK_ROWS)))
+        by_offsets = _flag("by_offsets", known.get("by_offsets", "false"))
         return cls(
             StagedTable(
                 name,
@@ -74,9 +76,10 @@ class Options(NamedTuple):
                     known.get("engine"),
                 ),
                 extra=extra,
+                range_offsets=block_rows if by_offsets else None,
             ),
             known.get("job"),
-            _count("block_rows", known.get("block_rows", str(_BLOCK_ROWS))),
+            block_rows,
         )
 
 
@@ -126,6 +129,8 @@ class ClickHouseSource(DataSource):
     - `job`: only of `df.write`: the name of this write. A write that is repeated under the same name writes
       nothing if the first one was published. Without it each call writes.
     - `block_rows`: rows of one INSERT, 500,000 by default.
+    - `by_offsets`: `true`: the rows carry `topic`, `partition` and `offset`, and all rows of a record come in
+      one batch. Then a record is written once, also by another query or job: what the table has is left out.
 
     Args:
         options: Spark gives them.
