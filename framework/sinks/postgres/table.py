@@ -24,10 +24,21 @@ WITH RECURSIVE base (oid, type, modifier, not_null, has_default) AS (
     FROM base JOIN pg_type t ON t.oid = base.type WHERE t.typtype = 'd')
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, greatest(a.atttypmod, base.modifier),
        NOT (a.attnotnull OR base.not_null), a.atthasdef OR a.attidentity <> '' OR base.has_default,
-       a.attgenerated <> '' OR a.attidentity = 'a'
+       a.attgenerated <> '' OR a.attidentity = 'a', base.type::bigint, t.typcategory IN ('A', 'C', 'R')
 FROM pg_attribute a JOIN base ON base.oid = a.atttypid JOIN pg_type t ON t.oid = base.type
 WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped AND t.typtype <> 'd'
 ORDER BY a.attnum"""
+# The types inside of others, in order; a domain is the type that it is of.
+_INSIDE: Final = """
+SELECT t.typname,
+       CASE WHEN e.oid IS NOT NULL THEN 'array' WHEN r.rngsubtype IS NOT NULL THEN 'range'
+            WHEN t.typtype = 'c' THEN 'row' ELSE '' END,
+       t.typtypmod, nullif(t.typbasetype, 0)::bigint, coalesce(e.oid, r.rngsubtype)::bigint,
+       (SELECT array_agg(ARRAY[a.atttypid::bigint, a.atttypmod] ORDER BY a.attnum) FROM pg_attribute a
+        WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
+FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
+LEFT JOIN pg_range r ON t.oid IN (r.rngtypid, r.rngmultitypid)
+WHERE t.oid = %s"""
 
 
 _KINDS_OF: Final = {
@@ -99,21 +110,43 @@ class PostgresTable:
 async def read_table(connection: Connection, name: TableName) -> PostgresTable | None:
     """Read the definition of a table, without generated columns; None if there is no such table."""
     rows = await (await connection.execute(_COLUMNS, (str(name),))).fetchall()
-    columns = [
-        PostgresColumn(
-            column,
-            type_name,
-            kind,
-            _digits(kind, modifier),
-            modifier - 4 if kind in ("varchar", "bpchar") and modifier > 4 else None,
-            nullable,
-            has_default,
-            modifier & 0xFFFF if kind in _CLOCKS and modifier & 0xFFFF <= _MOST_DIGITS else None,
+    columns = []
+    for column, type_name, kind, modifier, nullable, has_default, generated, oid, has_items in rows:
+        if generated:
+            continue
+        made = await _container(connection, oid, modifier) if has_items else _column(kind, modifier)
+        columns.append(
+            made._replace(
+                name=column, type_name=type_name, nullable=nullable, has_default=has_default
+            )
         )
-        for column, type_name, kind, modifier, nullable, has_default, generated in rows
-        if not generated
-    ]
     return PostgresTable(name, tuple(columns)) if rows else None
+
+
+def _column(kind: str, modifier: int) -> PostgresColumn:
+    """Return a column of a type without its name."""
+    has_clock = kind in _CLOCKS and modifier & 0xFFFF <= _MOST_DIGITS
+    return PostgresColumn(
+        "",
+        kind,
+        kind,
+        _digits(kind, modifier),
+        modifier - 4 if kind in ("varchar", "bpchar") and modifier > 4 else None,
+        clock=modifier & 0xFFFF if has_clock else None,
+    )
+
+
+async def _container(connection: Connection, oid: int, modifier: int) -> PostgresColumn:
+    """Return a column of a type that may have others inside, without its name."""
+    found = await (await connection.execute(_INSIDE, (oid,))).fetchone()
+    if found is None:  # dropped a moment ago
+        return _column("", modifier)
+    kind, form, own, base, item, fields = found
+    if base is not None:
+        return await _container(connection, base, max(modifier, own))
+    inside = fields or ([] if item is None else [(item, modifier if form == "array" else -1)])
+    items = [await _container(connection, each, limit) for each, limit in inside]
+    return _column(kind, modifier)._replace(form=form if items else "", items=tuple(items))
 
 
 def _digits(kind: str, modifier: int) -> tuple[int, int] | None:

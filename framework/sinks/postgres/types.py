@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +27,7 @@ from ...columns.numbers import decimal_text
 from ...columns.texts import POSTGRES, UNITS, text_of
 from ...columns.times import cut_off
 from ...errors import StrategyError
+from .containers import bad_items
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +70,9 @@ _BYTES: Final[Mapping[str, int]] = {"char": 1, "name": 63}
 _FRACTIONS: Final[Mapping[str, int]] = {"timetz": 6, "interval": 6, "money": 2}
 """The most digits after the point, in types that the server casts; it rounds more."""
 _TIMETZ: Final = r"^[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?([zZ]|[+-][0-9]{2}(:?[0-9]{2})?)?$"
+_CLOCKS: Final = ("time", "timestamp", "timestamptz")
+_ZONED: Final = r":[0-9.]+\s*([zZ]|[+-][0-9]{1,2}(:?[0-9]{2})*|[A-Za-z]{2,}[A-Za-z/_]*)\s*$"
+_TIME_OF_DAY: Final = r"[0-9][Tt ]+[0-9:.]*[1-9]"
 _KINDS: Final[Sequence[tuple[Callable[[Any], bool], str]]] = (
     (is_text, "text"),
     (is_bytes, "bytea"),
@@ -90,6 +94,8 @@ class PostgresColumn(NamedTuple):
         nullable: whether null fits.
         has_default: whether rows may lack it.
         clock: the most digits of a second of a time or span that has a limit.
+        form: whether values consist of others, whose columns are `items`: one for an array or a range (also
+            a multirange), one for each field of a composite type.
     """
 
     name: str
@@ -100,6 +106,8 @@ class PostgresColumn(NamedTuple):
     nullable: bool = True
     has_default: bool = False
     clock: int | None = None
+    form: Literal["", "array", "range", "row"] = ""
+    items: tuple[PostgresColumn, ...] = ()
 
     @property
     def is_needed(self) -> bool:
@@ -181,6 +189,8 @@ def _cast_values(array: Array, column: PostgresColumn) -> Cast:
 def _bad_text(text: Array, column: PostgresColumn) -> Mask:
     """Mark texts that the server would cut, round, or not take."""
     bad = rows_where(pc.match_substring(text, "\0"))
+    if column.form:
+        return either(bad, bad_items(text, column, _bad_item))
     if column.length is not None:
         bad = either(bad, rows_where(pc.greater(pc.utf8_length(text), pa.scalar(column.length))))
     if (most := _BYTES.get(column.kind)) is not None:
@@ -193,9 +203,24 @@ def _bad_text(text: Array, column: PostgresColumn) -> Mask:
         bad = either(bad, rows_unless(pc.match_substring_regex(text, "[0-9]")))
     if (digits := _FRACTIONS.get(column.kind)) is not None:
         digits = digits if column.clock is None else column.clock
-        too_fine = rf"\.[0-9]{{{digits}}}0*[1-9]"
-        bad = either(bad, rows_where(pc.match_substring_regex(text, too_fine)))
+        bad = either(bad, _too_fine(text, digits))
     return bad
+
+
+def _bad_item(text: Array, column: PostgresColumn) -> Mask:
+    """Mark texts inside of arrays, ranges and composites that the server would change."""
+    bad = _bad_text(text, column)
+    if column.kind in _CLOCKS:
+        bad = either(bad, _too_fine(text, 6 if column.clock is None else column.clock))
+    if column.kind == "timestamp":  # the server drops a zone
+        bad = either(bad, rows_where(pc.match_substring_regex(text, _ZONED)))
+    if column.kind == "date":  # and the time of a day
+        bad = either(bad, rows_where(pc.match_substring_regex(text, _TIME_OF_DAY)))
+    return bad
+
+
+def _too_fine(text: Array, digits: int) -> Mask:
+    return rows_where(pc.match_substring_regex(text, rf"\.[0-9]{{{digits}}}0*[1-9]"))
 
 
 def _beyond(array: Array) -> Mask:

@@ -1,0 +1,79 @@
+"""Arrays, ranges and composites in text: what is inside is stored as it is, or its row is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from .writing import execute, flush, opened, query, refused, rows
+
+if TYPE_CHECKING:
+    from kmr.reducers.reducer import Context
+
+TYPES: Final = (
+    "CREATE TYPE pair AS (price numeric(5,2), code varchar(2), at timestamp(0))",
+    "CREATE DOMAIN prices AS numeric(5,2)[]",
+    "CREATE DOMAIN code AS varchar(2)",
+    "CREATE TYPE spans AS RANGE (subtype = time)",
+)
+CHANGED_BY_THE_SERVER: Final = (
+    ("numeric(5,2)[]", "{1.00,1.005}"),
+    ("numeric(3,1)[][]", "{{1.5},{1.25}}"),
+    ("numeric(3,1)[]", "[0:1]={1.5,1.25}"),
+    ("prices", "{1.005}"),
+    ("timestamp(0)[]", '{"2026-01-01 00:00:00.7"}'),
+    ("timestamp[]", '{"2026-01-01 00:00:00+05"}'),
+    ("timestamptz[]", "{2026-01-01 00:00:00.1234567Z}"),
+    ("time(0)[]", "{12:00:00.9}"),
+    ("interval(0)[]", "{00:00:01.7}"),
+    ("date[]", "{2026-01-01 23:00}"),
+    ("varchar(2)[]", '{ab,"ab  "}'),
+    ("code[]", '{"ab "}'),
+    ("name[]", "{" + "a" * 64 + "}"),
+    ('"char"[]', "{ab}"),
+    ("money[]", "{1.005}"),
+    ("tsrange", '["2026-01-01 00:00:00.1234567",)'),
+    ("tsmultirange", "{[2026-01-01 00:00:00,2026-01-01 00:00:00.1234567)}"),
+    ("spans", "[12:00:00.1234567,13:00)"),
+    ("pair", "(1.005,ab,)"),
+    ("pair", '(1,"ab ",)'),
+    ("pair[]", '{"(1,ab,\\"2026-01-01 00:00:00.7\\")"}'),
+)
+KEPT: Final = (
+    ("numeric(5,2)[]", "{1.00,NULL,-999.99}", "{1.00,NULL,-999.99}"),
+    ("numeric[]", "{1.005}", "{1.005}"),
+    ("prices", "{}", "{}"),
+    ("timestamp(0)[]", '{"2026-01-01 00:00:00.0",infinity}', '{"2026-01-01 00:00:00",infinity}'),
+    ("timestamptz(3)[]", '{"2026-01-01 00:00:00.123+00"}', '{"2026-01-01 00:00:00.123+00"}'),
+    ("date[]", "{2026-01-01,2026-02-01T00:00:00}", "{2026-01-01,2026-02-01}"),
+    ("text[]", '{"a,\\"b\\\\",NULL,"NULL","}"}', '{"a,\\"b\\\\",NULL,"NULL","}"}'),
+    ("varchar(2)[]", "{ab,é}", "{ab,é}"),
+    ("int4range", "[1,5)", "[1,5)"),
+    ("numrange", "empty", "empty"),
+    ("pair", '(1.00,"a""",)', '(1.00,"a""",)'),
+    ("pair[]", "{}", "{}"),
+    ("integer[]", "{1,2}", "{1,2}"),
+)
+
+
+async def test_what_the_server_would_round_or_cut_inside_of_a_value_refuses_its_row(
+    postgres_url: str, context: Context
+) -> None:
+    kinds = [kind for kind, *_ in (*CHANGED_BY_THE_SERVER, *KEPT)]
+    texts = [text for _, text, *_ in (*CHANGED_BY_THE_SERVER, *KEPT)]
+    columns = "".join(f", c{at} {kind}" for at, kind in enumerate(kinds))
+    execute(postgres_url, *TYPES, f'CREATE TABLE hits ("offset" bigint{columns})')
+    writer = await opened(postgres_url + "%20-ctimezone%3DUTC", context)
+    count = len(kinds)
+    cells = {
+        f"c{at}": pa.array([text if row == at else None for row in range(count)])
+        for at, text in enumerate(texts)
+    }
+    found = dict(refused(await flush(writer, rows(0, count - 1, **cells))))
+    changed = range(len(CHANGED_BY_THE_SERVER))
+    assert sorted(found) == list(changed)
+    assert all(f"column c{row} " in reason for row, reason in found.items())
+    for row, (_, _, expected) in enumerate(KEPT, len(changed)):
+        stored = query(postgres_url, f'SELECT c{row}::text FROM hits WHERE "offset" = {row}')
+        assert stored == [expected]
