@@ -31,6 +31,7 @@ from ...columns.kinds import (
 from ...columns.numbers import to_integer
 from ...columns.texts import UNITS
 from ...columns.times import to_date, to_time, to_timestamp
+from .json_paths import as_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,10 +114,19 @@ def is_cast_by_server(target: ColumnType) -> bool:
     return target.base_type not in _PLAIN and target.base_type not in _CASTERS
 
 
-def _by_the_server(array: Array, _target: ColumnType) -> Cast:
-    """Send values for JSON, Variant, Point, ... as they are, but times that the server would change."""
+def _by_the_server(array: Array, target: ColumnType) -> Cast:
+    """Send values for JSON, Variant, Point, ... as they are, but those that the server would change."""
     _refuse_unknown(array.type)
-    return Cast(plain(array), _out_of_time(array))
+    array = plain(array)
+    made = Cast(array)
+    if target.base_type == "JSON":
+        typed = [
+            (path, partial(cast_to, target=kind, has_default=True))
+            for path, kind in zip(target.typed_paths, target.typed_types, strict=True)
+        ]
+        made = as_paths(array, typed)
+    outside = _out_of_time(array)
+    return made if outside is None else made._replace(bad=either(made.bad, outside))
 
 
 def _refuse_unknown(kind: Any) -> None:

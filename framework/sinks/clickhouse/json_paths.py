@@ -1,0 +1,148 @@
+"""Values that a JSON column of ClickHouse would store as others.
+
+It keeps paths, not objects: `{"a.b": 1}` becomes `{"a": {"b": 1}}`. An array has one type: true becomes 1
+beside numbers, and a whole number is rounded beside fractions. A path with a type makes 1 of 1.5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...columns.casting import Cast, Misfit
+from ...columns.kinds import Lists, either, is_bytes, is_list, is_text, mask_of, rows_where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ...columns.kinds import Array, Mask
+
+_SUSPECT: Final = r'(?s)"[^"]*(\.|\\u002[eE])[^"]*"\s*:|\[.*(true|false|[0-9]{16})'
+_DOT: Final = " key with a dot"
+_ITEMS: Final = "[]"
+_EXACT: Final = 2**53  # every whole number up to it is a float
+
+
+def as_paths(array: Array, typed: Sequence[tuple[str, Callable[[Array], Cast]]]) -> Cast:
+    """Return a column for a JSON column, with the rows that it would change.
+
+    Args:
+        array: without dictionaries, run ends and views.
+        typed: the paths that have a type, each with the cast to it.
+    """
+    places = (
+        _in_texts(array) if is_text(array.type) or is_bytes(array.type) else {_DOT: _dotted(array)}
+    )
+    for path, cast in typed:
+        places[f".{path}"] = _misfits(array, path, cast)
+    found = {place: rows for place, rows in places.items() if rows is not None}
+    bad: Mask = None
+    for rows in found.values():
+        bad = either(bad, rows)
+    return Cast(array, bad, found)
+
+
+def _dotted(array: Array) -> Mask:
+    """Mark rows with an object, at any depth, that has a value under a key with a dot."""
+    kind = array.type
+    bad: Mask = None
+    if pa.types.is_map(kind):
+        lists = Lists(array)
+        keys = pc.struct_field(lists.items, [0])
+        if is_text(keys.type):
+            bad = lists.of_items(rows_where(pc.match_substring(keys, ".")))
+        return either(bad, lists.of_items(_dotted(pc.struct_field(lists.items, [1]))))
+    if is_list(kind):
+        lists = Lists(array)
+        return lists.of_items(_dotted(lists.items))
+    if pa.types.is_struct(kind):
+        for at, field in enumerate(kind):
+            inside = pc.struct_field(array, [at])
+            bad = either(
+                bad, rows_where(inside.is_valid()) if "." in field.name else _dotted(inside)
+            )
+    return bad
+
+
+def _in_texts(text: Array) -> dict[str, Mask]:
+    """Mark documents with such a key, or with such an array."""
+    suspect = rows_where(pc.match_substring_regex(text, _SUSPECT))
+    if suspect is None:
+        return {}
+    found: dict[str, list[int]] = {_DOT: [], _ITEMS: []}
+    for row in np.flatnonzero(suspect).tolist():
+        for place in set(_changed(_document(text[row].as_py()))):
+            found[place].append(row)
+    return {place: mask_of(rows, len(text)) for place, rows in found.items() if rows}
+
+
+def _document(text: str | bytes) -> Any:
+    """Parse a document; None if it is none: the server refuses it."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _changed(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if any("." in key for key in value):
+            yield _DOT
+        for each in value.values():
+            yield from _changed(each)
+    elif isinstance(value, list):
+        kinds = {type(each) for each in value}
+        is_rounded = float in kinds and any(
+            isinstance(each, int) and abs(each) > _EXACT for each in value
+        )
+        if is_rounded or (bool in kinds and kinds - {bool, type(None)}):
+            yield _ITEMS
+        for each in value:
+            yield from _changed(each)
+
+
+def _misfits(array: Array, path: str, cast: Callable[[Array], Cast]) -> Mask:
+    """Mark the rows whose value at a path does not fit its type. A value that is not there fits."""
+    names = path.split(".")
+    if pa.types.is_struct(array.type):
+        for name in names:
+            at = array.type.get_field_index(name) if pa.types.is_struct(array.type) else -1
+            if at < 0:
+                return None
+            array = pc.struct_field(array, [at])
+        return _cast(array, cast)
+    if not (pa.types.is_map(array.type) or is_text(array.type) or is_bytes(array.type)):
+        return None  # no object: the server refuses it
+    as_object = dict if pa.types.is_map(array.type) else _document
+    objects = (None if each is None else as_object(each) for each in array.to_pylist())
+    values = [_at(each, names) for each in objects]
+    try:
+        return _cast(pa.array(values), cast)
+    except (pa.ArrowException, OverflowError):  # of several types, or too large for Arrow
+        alone = [None if each is None else _cast_alone(each, cast) for each in values]
+        return mask_of([row for row, each in enumerate(alone) if each], len(values))
+
+
+def _at(document: Any, names: Sequence[str]) -> Any:
+    for name in names:
+        document = document.get(name) if isinstance(document, dict) else None
+    return document
+
+
+def _cast(array: Array, cast: Callable[[Array], Cast]) -> Mask:
+    try:
+        return cast(array).bad
+    except Misfit:
+        return rows_where(array.is_valid())
+
+
+def _cast_alone(value: Any, cast: Callable[[Array], Cast]) -> bool:
+    try:
+        bad = _cast(pa.array([value]), cast)
+    except (pa.ArrowException, OverflowError):
+        bad = _cast(pa.array([str(value)]), cast)
+    return bad is not None and bool(bad[0])
