@@ -142,9 +142,26 @@ def as_exception(error: BaseException) -> Exception:
         error = error.exceptions[0]
     if isinstance(error, Exception):
         return error
-    if isinstance(error, GeneratorExit) or _is_cancellation(error):
+    if _closes_coroutine(error) or _is_cancellation(error):
         raise error
     return Escaped(error)
+
+
+def _closes_coroutine(error: BaseException) -> bool:
+    """Return whether a coroutine is closed, not run: no task of this thread runs, and a coroutine is left."""
+    import asyncio
+    import inspect
+    from traceback import walk_tb
+
+    if not isinstance(error, GeneratorExit):
+        return False
+    try:
+        if asyncio.current_task() is not None:
+            return False
+    except RuntimeError:  # no event loop runs in this thread
+        pass
+    flags = (frame.f_code.co_flags for frame, _ in walk_tb(error.__traceback__))
+    return any(each & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR) for each in flags)
 
 
 def _is_cancellation(error: BaseException) -> bool:

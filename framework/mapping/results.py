@@ -20,7 +20,7 @@ import pyarrow as pa
 from ..column_types import choose_type, join_tables
 from ..columns.kinds import null_rows, twice, whole
 from ..columns.texts import excerpt
-from ..errors import StrategyError, reason_of, storable, traceback_of, type_of
+from ..errors import StrategyError, as_exception, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
 from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
 from ..values.python_columns import convert, to_column, what_fits
@@ -246,8 +246,9 @@ def _plain_or_refused(row: int, value: Any, refused: dict[int, str]) -> Any:
     """Return a value as `_plain`; None if its class raises."""
     try:
         return _plain(value)
-    except Exception as error:  # noqa: BLE001
-        refused[row] = _ENDLESS if isinstance(error, RecursionError) else reason_of(error)
+    except BaseException as error:  # noqa: BLE001
+        failure = as_exception(error)
+        refused[row] = _ENDLESS if isinstance(failure, RecursionError) else reason_of(failure)
         return None
 
 

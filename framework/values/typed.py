@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from ..columns.kinds import whole
 from ..columns.texts import python_values
-from ..errors import StrategyError
+from ..errors import StrategyError, as_exception
 from .encoding import dict_of, encode_each, fit_rows, refuse
 from .schemas import item_of, nested_columns, row_type
 from .value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value
@@ -115,12 +115,17 @@ class TypedFormat(ValueFormat):
         texts = values.to_pylist()
         rest = iter(texts)
         while len(objects) < len(texts):
+            failure: Exception = (
+                StopIteration()
+            )  # of a validator: it ends `extend` as if all were done
             try:
                 objects.extend(map(self.decoder, rest))  # keeps those before an error
-            except Exception as error:  # noqa: BLE001  a model's own validators may raise anything
+            except BaseException as error:  # noqa: BLE001  a model's own validators may raise anything
+                failure = as_exception(error)
+            if len(objects) < len(texts):
                 text = texts[len(objects)]
                 if text is not None:
-                    failures[len(objects)] = self.reason(text, error)
+                    failures[len(objects)] = self.reason(text, failure)
                 objects.append(None)
         return DecodedObjects(objects, failures)
 

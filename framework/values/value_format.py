@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -11,7 +12,7 @@ import numpy as np
 
 from ..arguments import Checked
 from ..columns.texts import python_values
-from ..errors import StrategyError
+from ..errors import StrategyError, reason_of, storable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -157,18 +158,24 @@ def reason_of_value(error: Exception) -> str:
     """Describe why a value cannot be decoded: `field status: expected int, got str`."""
     pydantic = getattr(error, "errors", None)
     if callable(pydantic):
-        first = pydantic(include_url=False, include_context=False, include_input=False)[0]
-        return _of_field(".".join(map(str, first["loc"])), first["msg"])
-    text, path = str(error), ""
+        with suppress(Exception):  # of another library's class
+            first = pydantic(include_url=False, include_context=False, include_input=False)[0]
+            return storable(_of_field(".".join(map(str, first["loc"])), first["msg"]))
+    if not (isinstance(error, msgspec.MsgspecError | UnicodeDecodeError) or _is_deep(error)):
+        return f"{MALFORMED}{reason_of(error)}"
+    text, path = storable(str(error)), ""
     if (at := _AT.match(text)) is not None:
         text, path = at["text"], at["path"].lstrip(".")
     if (missing := _MISSING.match(text)) is not None:
         path, text = f"{path}.{missing['name']}".lstrip("."), "missing, and it has no default"
     if isinstance(error, UnicodeDecodeError):
         text = f"invalid UTF-8 ({error.reason})"
-    elif not isinstance(error, msgspec.MsgspecError | RecursionError):
-        text = f"{type(error).__name__}: {text}"
     return _of_field(path, text)
+
+
+def _is_deep(error: Exception) -> bool:
+    """Return whether a value is nested too deeply: the decoder's message says so."""
+    return isinstance(error, RecursionError) and bool(error.args)
 
 
 def _of_field(path: str, text: str) -> str:

@@ -75,7 +75,7 @@ def _in_texts(text: Array) -> dict[str, Mask]:
         return {}
     found: dict[str, list[int]] = {_DOT: [], _ITEMS: []}
     for row in np.flatnonzero(suspect).tolist():
-        for place in set(_changed(_document(text[row].as_py()))):
+        for place in _places(_document(text[row].as_py())):
             found[place].append(row)
     return {place: mask_of(rows, len(text)) for place, rows in found.items() if rows}
 
@@ -86,6 +86,13 @@ def _document(text: str | bytes) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def _places(document: Any) -> set[str]:
+    try:
+        return set(_changed(document))
+    except RecursionError:  # deeper than the server takes
+        return set()
 
 
 def _changed(value: Any) -> Iterator[str]:
@@ -109,12 +116,8 @@ def _misfits(array: Array, path: str, cast: Callable[[Array], Cast]) -> Mask:
     """Mark the rows whose value at a path does not fit its type. A value that is not there fits."""
     names = path.split(".")
     if pa.types.is_struct(array.type):
-        for name in names:
-            at = array.type.get_field_index(name) if pa.types.is_struct(array.type) else -1
-            if at < 0:
-                return None
-            array = pc.struct_field(array, [at])
-        return _cast(array, cast)
+        inside = _field(array, names)
+        return None if inside is None else _cast(inside, cast)
     if not (pa.types.is_map(array.type) or is_text(array.type) or is_bytes(array.type)):
         return None  # no object: the server refuses it
     as_object = dict if pa.types.is_map(array.type) else _document
@@ -125,6 +128,16 @@ def _misfits(array: Array, path: str, cast: Callable[[Array], Cast]) -> Mask:
     except (pa.ArrowException, OverflowError):  # of several types, or too large for Arrow
         alone = [None if each is None else _cast_alone(each, cast) for each in values]
         return mask_of([row for row, each in enumerate(alone) if each], len(values))
+
+
+def _field(structs: Array, names: Sequence[str]) -> Array | None:
+    for name in names:
+        kind: Any = structs.type
+        at = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
+        if at < 0:
+            return None
+        structs = pc.struct_field(structs, [at])
+    return structs
 
 
 def _at(document: Any, names: Sequence[str]) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...columns.texts import excerpt
-from ...errors import StrategyError
+from ...errors import StrategyError, as_exception
 from ..decoding.slot_decoding import CompiledDecoder, SchemaColumns, decode_slots
 from ..encoding import DoesNotFit, dict_of, encode_each, fit_rows, plain_rows
 from ..registry.framing import (
@@ -132,9 +132,9 @@ class Avro(ValueFormat):
         for number, row in enumerate(decoded.objects):
             try:
                 objects.append(None if row is None else _object(rows, keys, row))
-            except Exception as error:  # noqa: BLE001  a model's own validators may raise anything
+            except BaseException as error:  # noqa: BLE001  a model's own validators may raise anything
                 objects.append(None)
-                decoded.failures[number] = reason_of_value(error)
+                decoded.failures[number] = reason_of_value(as_exception(error))
         return DecodedObjects(objects, decoded.failures)
 
     def encode(self, rows: pa.Table, topic: str) -> pa.BinaryArray:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...columns.texts import python_values
-from ...errors import StrategyError
+from ...errors import StrategyError, as_exception
 from ..json.json_format import Json
 from ..registry.registry import PerProcess
 from ..schemas import row_type
@@ -262,8 +262,8 @@ class Debezium(ValueFormat):
         for row, op in enumerate(columns.column("op").to_pylist()):
             try:
                 objects.append(None if op is None or row in failures else make(row, op))
-            except Exception as error:  # noqa: BLE001  the user's own class may raise anything
-                failures[row] = reason_of_value(error)
+            except BaseException as error:  # noqa: BLE001  the user's own class may raise anything
+                failures[row] = reason_of_value(as_exception(error))
                 objects.append(None)
         return DecodedObjects(objects, failures)
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
+from ...errors import as_exception
 from ..decoding.slot_decoding import CompiledDecoder, batch_of, run
 from ..decoding.slots import SlotColumn, SlotLayout, Slots, valid_texts
 from ..python_columns import to_column
@@ -457,7 +458,8 @@ class _Cells(Slots):
             try:
                 each = decode(data[start:end])
                 objects.append(each if convert is None or each is None else convert(each))
-            except Exception:  # noqa: BLE001  the row's own decoder says why
+            except BaseException as error:  # noqa: BLE001  the row's own decoder says why
+                as_exception(error)
                 objects.append(None)
                 wrong.append(at)
         refused: dict[int, str] = {}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 import pytest
 
-from kmr import Json, MessagePack
+from kmr import Avro, Json, MessagePack
 from kmr.values.typed import TypedFormat
 from kmr.values.value_format import RowsDoNotFit
 
@@ -127,3 +128,49 @@ def test_json_has_no_nan() -> None:
     with pytest.raises(RowsDoNotFit, match=r"column first_part\.size: JSON has no nan"):
         Json(Whole).encode(table, "t")
     assert MessagePack(Whole).encode(table, "t")[0].is_valid
+
+
+class _Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class _WithErrors(Exception):
+    def errors(self) -> list[str]:
+        return ["of another library"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        (StopIteration, "StopIteration"),
+        (GeneratorExit, "GeneratorExit"),
+        (SystemExit, "SystemExit"),
+        (KeyboardInterrupt, "KeyboardInterrupt"),
+        (MemoryError, "MemoryError"),
+        (RecursionError, "RecursionError"),
+        (_Unspeakable, "_Unspeakable (its __str__ raises RuntimeError)"),
+        (partial(_WithErrors, "no"), "_WithErrors: no"),
+        (partial(LookupError, "half \ud83d"), "LookupError: half \\ud83d"),
+    ],
+)
+@pytest.mark.parametrize("make", [Json, MessagePack, Avro])
+def test_whatever_a_class_raises_fails_its_value_alone(
+    make: Any, raised: Callable[[], BaseException], reason: str
+) -> None:
+    plain = make(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
+    values = plain.encode(pa.table({"id": [0, 1, 2]}), "t")
+
+    class Checked(msgspec.Struct):
+        id: int
+
+        def __post_init__(self) -> None:
+            if self.id == 1:
+                raise raised()
+
+    decoded = make(Checked).decode_objects(values)
+    assert [each and each.id for each in decoded.objects] == [0, None, 2]
+    assert decoded.failures == {1: f"value: {reason}"}
+    if make is not Avro:  # whose columns are made without the class
+        columns, failures = make(Checked).decode(values)
+        assert (columns.to_pylist()[::2], failures) == ([{"id": 0}, {"id": 2}], decoded.failures)
