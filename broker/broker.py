@@ -16,13 +16,13 @@ from .apis.meters import RequestMeters
 from .apis.records.fetch_sessions import FetchSessions
 from .authorization.rules import Authorizer
 from .authorization.users import OneUser, Users
-from .buffer_pool import BufferPool
 from .coordinators.group_coordinator import GroupCoordinator
 from .coordinators.transaction_coordinator import TransactionCoordinator
 from .listeners import Listener
 from .operations.health import BrokerState, Health
 from .operations.maintenance import Maintenance
 from .operations.metrics import BrokerCollector, BrokerMetrics
+from .response_buffers import ResponseBuffers
 from .server.dispatch import Dispatcher
 from .server.faults import Faults, read_faults
 from .server.server import Endpoint, Server, bind
@@ -171,7 +171,7 @@ class Broker:
                 node=Node(settings, self._listeners, data.cluster_id, advertised_versions(SERVED)),
                 topics=topics,
                 group_commit=group_commit,
-                response_buffers=BufferPool(settings.response_memory_bytes),
+                response_buffers=ResponseBuffers(settings.response_memory_bytes),
                 computing=anyio.CapacityLimiter(1),
                 groups=groups,
                 transactions=transactions,

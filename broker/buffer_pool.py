@@ -5,7 +5,7 @@ A fresh allocation of megabytes costs more CPU than all other work on it, becaus
 
 from __future__ import annotations
 
-from asyncio import CancelledError, Future, get_running_loop
+from asyncio import CancelledError, Future, Handle, get_running_loop
 from collections import deque
 from typing import Final
 
@@ -25,6 +25,7 @@ class BufferPool:
         self.idle = 0
         """Bytes that are kept for reuse."""
         self._waiting: deque[tuple[int, int, Future[memoryview]]] = deque()
+        self._next_turn: Handle | None = None
 
     @property
     def is_awaited(self) -> bool:
@@ -76,13 +77,24 @@ class BufferPool:
         self._serve_waiting()
 
     def _serve_waiting(self) -> None:
+        """Serve the first who waits, and the next in another turn of the loop: each reads megabytes then."""
+        if self._next_turn is not None:
+            return
         while self._waiting:
             size, _, future = self._waiting[0]
-            if not future.done():
+            waits = not future.done()
+            if waits:
                 if not self._fits(size):
                     return
                 future.set_result(self._lend(size))
             self._waiting.popleft()
+            if waits and self._waiting:
+                self._next_turn = get_running_loop().call_soon(self._serve_next)
+                return
+
+    def _serve_next(self) -> None:
+        self._next_turn = None
+        self._serve_waiting()
 
     def _fits(self, size: int) -> bool:
         if self.used + size <= self.limit or not self.used:

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from ..authorization.rules import Authorizer, Operation, Resource
     from ..authorization.sasl import SaslExchange
-    from ..buffer_pool import BufferPool
     from ..coordinators.group_coordinator import GroupCoordinator
     from ..coordinators.transaction_coordinator import TransactionCoordinator
     from ..listeners import Listener
+    from ..response_buffers import ResponseBuffers
     from ..settings import BrokerSettings
     from ..storage.group_commit import Flush, GroupCommit
     from ..topics.topic import Partition
@@ -101,7 +101,7 @@ class Services:
     node: Node
     topics: Topics
     group_commit: GroupCommit
-    response_buffers: BufferPool
+    response_buffers: ResponseBuffers
     computing: CapacityLimiter
     groups: GroupCoordinator
     transactions: TransactionCoordinator

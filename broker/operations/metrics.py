@@ -91,7 +91,8 @@ class BrokerCollector(Collector):
             (("request",), server.request_buffers.small),
             (("large request",), server.request_buffers.large),
             (("unread request",), server.request_buffers.unread),
-            (("response",), services.response_buffers),
+            (("response",), services.response_buffers.large),
+            (("small response",), services.response_buffers.small),
         ]
         yield from _gauges(_POOL_GAUGES, ("pool",), pools)
         yield from _traffic(topics)

@@ -50,7 +50,9 @@ _GROWTH = 4  # a buffer is at most so many times as large as what has arrived,
 _BEGUN_BYTES = 16 * 1024  # but once so much has arrived,
 _USUAL_BYTES = 1024 * 1024  # it may have this size: usual requests are not copied twice
 _BYTES_PER_SECOND = 1024 * 1024  # at least, after `request_timeout`
-_STILL_SECONDS = 5.0  # that a request may stand still for while others wait for its memory
+_STILL_SECONDS = (
+    5.0  # a request, or an unread response, may stand still while others wait for its memory
+)
 _LENGTH_BYTES = 4
 _LEAST_SLICE_SECONDS = 0.000_5
 _REFUSAL_SECONDS = 1.0  # from the response about a failed authentication to the close
@@ -226,9 +228,10 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(f"the client did not authenticate within {allowed:g} seconds")
         elif self._outbox.is_blocked:
             waited, allowed = now - self._blocked_since, self._settings.response_timeout
-            received = self._partial is not None or self._unread is not None
-            if received or self._dispatcher.fetches_wait:
+            if self._partial is not None or self._unread is not None:
                 allowed = min(allowed, self._settings.request_timeout)  # others need the memory
+            if self._dispatcher.fetches_wait:
+                allowed = min(allowed, self._settings.request_timeout, _STILL_SECONDS)
             if waited > allowed:
                 self.abort(f"the client did not read its response for {waited:.0f} seconds")
         elif self._task is not None or not self._outbox.is_empty:

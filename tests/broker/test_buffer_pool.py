@@ -61,7 +61,18 @@ async def test_waiting_calls_are_served_in_order() -> None:
     assert large.done()
     assert not small.done()
     pool.put(large.result())
+    await asyncio.sleep(0)
     assert small.done()
+
+
+async def test_each_turn_of_the_loop_serves_one_of_those_who_wait() -> None:
+    pool = BufferPool(64 * KIB)
+    held = pool.take_beyond_limit(64 * KIB)
+    waiting = [pool.when_available(4 * KIB) for _ in range(5)]
+    pool.put(held)
+    for served in range(1, 6):
+        assert [each.done() for each in waiting].count(True) == served
+        await asyncio.sleep(0)
 
 
 async def test_a_cancelled_wait_takes_no_buffer() -> None:
@@ -91,6 +102,7 @@ async def test_callers_that_wait_for_each_other_are_served_one_after_the_other()
     pool.put(held.pop())  # the first has moved
     assert not second.done()
     pool.put(first.result())
+    await asyncio.sleep(0)
     assert second.done()
 
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 _READER = b"reader"
 _IDLE = b"idle"
+_LEAST_BYTES = 64 * 1024  # of records in a response, while memory is short
 _MANY_PARTITIONS = 10  # to look up costs more than to remember them
 _FIRST_WITH_IDS = 13
 _READ_COMMITTED = 1
@@ -164,7 +165,7 @@ class Fetch:
     """One fetch request on its way to a response.
 
     Attributes:
-        buffers: the pool that its response is from.
+        buffers: where its response is from.
         deadline: when to respond with what there is (monotonic seconds, the loop's time).
         out_of_time: whether that time has come.
     """
@@ -430,15 +431,21 @@ class Fetch:
     # -- reading -----------------------------------------------------------------------------------
 
     def _read_records(self, found: _Found) -> Generator[None]:
-        """Read records into a buffer that the first batch fits into, some partitions at each step."""
+        """Read records into a buffer that the first batch fits into, some partitions at each step.
+
+        If there is no memory for as much as the client wants, the response has less.
+        """
         news: _Topics = found.topics
         if self._session is not None and self._is_incremental:
             news = self._news(news, self._session)
         size = self._overhead + min(found.wanted_bytes, max(self._max_bytes - self._overhead, 0))
+        if self._buffer is not None:
+            size = min(size, len(self._buffer))
+        least = min(size, self._overhead + _LEAST_BYTES)
         while True:
-            self._buffer = buffer = self._take_buffer(size)
+            self._buffer = buffer = self._take_buffer(size) or self._take_buffer(least)
             if buffer is None:
-                self._result = Lacking(buffer_bytes=size)
+                self._result = Lacking(buffer_bytes=least)
                 return
             filling = _Filling(buffer, self._version, len(news), self._session)
             needed_bytes = 0
@@ -450,7 +457,7 @@ class Fetch:
                 filling.writer.end_topic()
             if not needed_bytes:
                 break
-            size = needed_bytes + self._overhead
+            size = least = needed_bytes + self._overhead
         if filling.has_more or self._suffices(found, filling.size):
             self._buffer = None
             self._result = self._counted(filling, found.topics)

@@ -38,7 +38,9 @@ def produce_request(client: Any, records: bytes, *, acks: int = -1, topic: str =
     return client.message(PRODUCE, 8, acks=acks, timeout=THIRTY_SECONDS, topic_data=topics)
 
 
-def fetch_request(client: Any, max_bytes: int, offset: int = 0, wait: float = 0) -> Any:
+def fetch_request(
+    client: Any, max_bytes: int, offset: int = 0, wait: float = 0, topic: str = "t"
+) -> Any:
     partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": max_bytes}
     return client.message(
         FETCH,
@@ -46,7 +48,7 @@ def fetch_request(client: Any, max_bytes: int, offset: int = 0, wait: float = 0)
         max_wait=timedelta(seconds=wait),
         min_bytes=1,
         max_bytes=max_bytes,
-        topics=[{"topic": "t", "partitions": [partition]}],
+        topics=[{"topic": topic, "partitions": [partition]}],
     )
 
 
@@ -471,7 +473,36 @@ async def test_an_unread_response_closes_the_connection_soon_if_others_need_its_
     await other.ask(ASK_VERSIONS)
     async with asyncio.timeout(30):
         answer = await other.ask(fetch_request(other, 32 * MIB))
-    assert len(answer.responses[0].partitions[0].records) > 10 * MIB
+    assert len(answer.responses[0].partitions[0].records) >= len(data)
+
+
+async def test_clients_that_read_no_response_keep_nobody_from_small_ones(
+    start: Start, connect: Connect, batch: Batch, until: Until
+) -> None:
+    broker = await start(fetch_max_bytes=8 * MIB, response_memory_bytes=32 * MIB)
+    await broker.topics.create("t")
+    await broker.topics.create("small")
+    honest = await connect(broker)
+    data = batch(*(b"x" * 1000 for _ in range(1000)))
+    for _ in range(8):
+        await honest.ask(produce_request(honest, data))
+    await honest.ask(produce_request(honest, batch(b"x"), topic="small"))
+    hostile = [await connect(broker) for _ in range(20)]
+    for client in hostile:
+        client.reader._transport.pause_reading()
+        for _ in range(3):
+            await client.send(fetch_request(client, 8 * MIB))
+    assert broker._server is not None
+    memory = broker._server.dispatcher._services.response_buffers
+    await until(lambda: memory.is_awaited)
+    assert memory.large.used <= 24 * MIB
+    async with asyncio.timeout(4):
+        answer = await honest.ask(fetch_request(honest, 8 * MIB, topic="small"))
+    assert len(answer.responses[0].partitions[0].records) == len(batch(b"x"))
+    assert memory.is_awaited
+    async with asyncio.timeout(40):
+        answer = await honest.ask(fetch_request(honest, 8 * MIB))
+    assert len(answer.responses[0].partitions[0].records) >= len(data)
 
 
 async def test_a_large_response_to_a_disconnected_client_is_discarded_silently(
