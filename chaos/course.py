@@ -85,7 +85,7 @@ async def carry_out(
     say("setting up")
     async with Site(scenario.shape, outside, directory, recorder) as site:
         setup["until"] = time.time_ns()
-        promises = scenario.promises(site.groups, site.topic)
+        promises = scenario.promises(site.groups, site.topics)
         try:
             course = ScheduleRun(
                 *(site, site.load, scenario.fault, recorder, say),

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-Outcome = Literal["acked", "aborted", "unknown"]
-"""Of a record: acknowledged, aborted with its transaction, or unknown."""
+Outcome = Literal["acked", "aborted", "unknown", "lost"]
+"""Of a record; `aborted`: with its transaction; `lost`: acknowledged, and not in its log any more."""
 
-Ending = Literal["running", "stopped", "late", "killed", "died"]
+Ending = Literal["running", "stopped", "late", "killed", "died", "refused"]
 """Of a process: still running; ended by our SIGTERM, or by it at its deadline; by our SIGKILL; without a
-signal of ours."""
+signal of ours; or with a message that says what to do, as it had to."""
 
 
 def _schema(text: str = "", number: str = "", **others: pa.DataType) -> pa.Schema:
@@ -134,6 +134,37 @@ class Recorder:
     def forget(self, table: str, group: str) -> None:
         """Drop the lines of a group so far."""
         self._lines[table] = [line for line in self._lines[table] if line["group"] != group]
+
+    def lose(self, topic: str, partition: int, end: int) -> int:
+        """Note that a log has lost what it had from an offset on; return how many records."""
+        count = 0
+        here = (pc.field("topic") == topic) & (pc.field("partition") == partition)
+        for number, table in enumerate(self._tables["produced"]):
+            gone = table.filter(
+                here & (pc.field("offset") >= end) & (pc.field("outcome") == "acked")
+            )
+            if gone.num_rows:
+                stays = table.filter(~pc.field("id").isin(gone["id"]))
+                lost = pa.repeat(pa.scalar("lost"), gone.num_rows)
+                at = table.schema.get_field_index("outcome")
+                gone = gone.set_column(at, "outcome", lost)
+                self._tables["produced"][number] = pa.concat_tables([stays, gone])
+                count += gone.num_rows
+        ends = self.acknowledged.get(topic, {})
+        ends[partition] = min(ends.get(partition, 0), end)
+        return count
+
+    def acknowledged_ids(self, topic: str, partition: int, first: int, end: int) -> set[int]:
+        """Return the ids of the records that a log has from `first` on, below `end`."""
+        known = pa.concat_tables(self._tables["produced"])
+        found = known.filter(
+            (pc.field("topic") == topic)
+            & (pc.field("partition") == partition)
+            & (pc.field("offset") >= first)
+            & (pc.field("offset") < end)
+            & (pc.field("outcome") == "acked")
+        )
+        return set(found["id"].to_numpy().tolist())
 
     def unread(self, name: str, reason: str) -> None:
         """A table could not be read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -12,8 +13,11 @@ from aiokafka import AIOKafkaProducer
 
 from chaos.workload import ID_BYTES, REMEMBERED
 from kmr.chaos.course import RecordSource
+from kmr.intake.backpressure import Gate
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
     from aiokafka.producer.message_accumulator import BatchBuilder
 
     from chaos.history import Outcome, Recorder
@@ -26,7 +30,7 @@ _TRANSACTION_MS: Final = 10_000  # the broker's limit for a transaction
 
 
 class Load(RecordSource):
-    """Sends records to one topic at a steady rate until it is stopped.
+    """Sends records to topics at a steady rate until it is stopped.
 
     Half of the producers send each batch in a transaction and abort one in four. A batch is sent when
     the one before it was answered, so that of each record it is known whether it was acknowledged, and
@@ -42,7 +46,7 @@ class Load(RecordSource):
     def __init__(
         self,
         bootstrap_servers: str,
-        topic: str,
+        topics: Sequence[str],
         partitions: int,
         recorder: Recorder,
         *,
@@ -55,13 +59,15 @@ class Load(RecordSource):
         super().__init__(recorder, batch * producers / rate)
         self._history = recorder
         self._bootstrap_servers = bootstrap_servers
-        self._topic = topic
+        self._topics = topics
         self._partitions = partitions
         self._batch = batch
         self._poison_every = poison_every
         self._repeat_every = repeat_every
         self._producers = producers
         self._ids = itertools.count(0, batch)
+        self._gate = Gate()
+        self._gate.open()
         self.acknowledged = 0
         """Records that the broker has acknowledged."""
 
@@ -74,7 +80,7 @@ class Load(RecordSource):
         async with anyio.create_task_group() as tasks:
             for number in range(self._producers):
                 own = Random(random.random())  # noqa: S311  no secrets
-                transactional_id = f"{self._topic}-{number}" if number % 2 else None
+                transactional_id = f"{self._topics[0]}-{number}" if number % 2 else None
                 make = partial(
                     AIOKafkaProducer,
                     bootstrap_servers=self._bootstrap_servers,
@@ -88,6 +94,16 @@ class Load(RecordSource):
                 )
                 tasks.start_soon(self._produce, make, send)
 
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Send nothing meanwhile; the block begins when each batch was answered."""
+        self._gate.close()
+        await self._gate.wait_quiet()
+        try:
+            yield
+        finally:
+            self._gate.open()
+
     async def until_silent(self, seconds: float) -> None:
         """Wait until nothing has been acknowledged for so long."""
         while True:
@@ -98,18 +114,29 @@ class Load(RecordSource):
 
     async def _send(
         self,
-        sent: dict[int, tuple[float, range]],
+        sent: dict[tuple[str, int], tuple[float, range]],
         producer: AIOKafkaProducer,
         *,
         random: Random,
         in_transaction: bool,
     ) -> None:
         """One batch, and what became of it; `sent` has the last acknowledged ids of each partition."""
+        async with self._gate:
+            await self._send_batch(sent, producer, random, in_transaction=in_transaction)
+
+    async def _send_batch(
+        self,
+        sent: dict[tuple[str, int], tuple[float, range]],
+        producer: AIOKafkaProducer,
+        random: Random,
+        *,
+        in_transaction: bool,
+    ) -> None:
         first = next(self._ids)
         ids = range(first, first + self._batch)
         poison = self._poison(ids)
-        partition = random.randrange(self._partitions)
-        repeated = self._repeated(ids, sent.get(partition), poison)
+        at = topic, partition = random.choice(self._topics), random.randrange(self._partitions)
+        repeated = self._repeated(ids, sent.get(at), poison)
         aborts = in_transaction and random.random() < _ABORTED
         outcome: Outcome = "unknown"
         base = None
@@ -117,7 +144,7 @@ class Load(RecordSource):
             if in_transaction:
                 await producer.begin_transaction()
             batch = self._filled(producer.create_batch(), ids, poison, repeated)
-            answer = await producer.send_batch(batch, self._topic, partition=partition)
+            answer = await producer.send_batch(batch, topic, partition=partition)
             offset = (await answer).offset
             if aborts:
                 await producer.abort_transaction()
@@ -125,9 +152,9 @@ class Load(RecordSource):
                 await producer.commit_transaction()
             base, outcome = offset, "aborted" if aborts else "acked"
         finally:
-            self._history.produced(self._topic, partition, base, ids, outcome, [*poison, *repeated])
+            self._history.produced(topic, partition, base, ids, outcome, [*poison, *repeated])
         if outcome == "acked":
-            sent[partition] = anyio.current_time(), ids
+            sent[at] = anyio.current_time(), ids
             self.acknowledged += len(ids)
             self._changed.notify()
 

@@ -49,7 +49,7 @@ class ResetOffsets(StormFault[Site]):
         await anyio.run_process(
             [
                 *(str(Path(sys.executable).with_name("kmr")), "offsets", "reset", "--to-earliest"),
-                *("--group", spec.name, "--topic", site.topic),
+                *("--group", spec.name),
                 *("--bootstrap-servers", site.bootstrap_servers),
             ],
             stderr=subprocess.STDOUT,

@@ -11,6 +11,7 @@ from chaos.hostile import HostileClient
 from chaos.resets import ResetOffsets, ResetPastSuspended
 from chaos.retention import RetentionAtTheEdge
 from chaos.shape import GroupSpec, Shape
+from chaos.tails import LoseTail
 from chaos.together import KillOneOfMany, RollWorkers
 from chaos.verdicts import Delivery, Promise
 from chaos.workload import Workload
@@ -29,7 +30,7 @@ EVERY_FAULT: Final[dict[str, StormFault[Site]]] = FAULTS | {
     fault.name: fault
     for fault in (
         *(HangingMap(), SinkPastDeadline(), HostileClient(), ResetOffsets()),
-        ResetPastSuspended(),
+        *(ResetPastSuspended(), LoseTail()),
         *(KillOneOfMany(), RollWorkers(), RetentionAtTheEdge()),
     )
 }
@@ -66,8 +67,8 @@ class Scenario:
         """The arguments of `python -m chaos` that run it."""
         return f"--soak {self.lasts:g}s" if self.lasts else f"--scenario {self.name}"
 
-    def promises(self, groups: Sequence[GroupSpec], topic: str) -> list[Promise]:
-        """What each group claims; one whose guarantee is switched off claims exactly once, and fails."""
+    def promises(self, groups: Sequence[GroupSpec], topics: Sequence[str]) -> list[Promise]:
+        """Of each group and topic; one whose guarantee is switched off claims exactly once, and fails."""
         return [
             Promise(
                 spec.name,
@@ -79,6 +80,7 @@ class Scenario:
                 windows=bool(spec.workload.window),
             )
             for spec in groups
+            for topic in topics
         ]
 
     def impossible(self, outside: Outside) -> list[str]:
@@ -283,6 +285,42 @@ SLOW: Final = (
         Shape([_group("exactly-once", 3, dead="table")], rate=1_000),
         ("reset-past-suspended",),
         rounds=2,
+    ),
+    Scenario(
+        "lost-tails",
+        "the power fails and logs lose their last batches: workers end before new records get those offsets, "
+        "and the commands that they name begin anew; ClickHouse and workers are killed",
+        Shape([_group("exactly-once", 3)], links=True, rate=1_000, poison_every=0),
+        ("lose-tail", "drop-answer-and-kill", "kill-clickhouse", "kill-worker"),
+        rounds=2,
+    ),
+    Scenario(
+        "two-topics",
+        "rows of two topics, with the same offsets, in one table: a supervisor with ClickHouse, and one with "
+        "PostgreSQL",
+        Shape(
+            [
+                _group("exactly-once", name="one", together=True),
+                _group("exactly-once", name="two", together=True, sink="postgres"),
+            ],
+            topics=2,
+            partitions=3,
+            rate=1_000,
+        ),
+        ("kill-one-of-many", "kill-clickhouse", "kill-postgres", "kill-broker", "short-storm"),
+    ),
+    Scenario(
+        "two-topics-spark",
+        "the same with an engine of Spark",
+        Shape(
+            [_group("exactly-once", 1, dead="table", engine="spark")],
+            topics=2,
+            partitions=3,
+            rate=1_000,
+            links=True,
+        ),
+        ("kill-clickhouse-and-workers", "kill-worker"),
+        patience=240,
     ),
     Scenario(
         "topic-to-topic",

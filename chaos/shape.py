@@ -41,6 +41,7 @@ class Shape:
     """The parts of a site.
 
     Attributes:
+        topics: how many topics there are; each group reads all of them.
         rate: records per second.
         links: whether workers reach broker and ClickHouse through proxies.
         poison_every: one record in so many fails in the map; 0: none.
@@ -51,6 +52,7 @@ class Shape:
     """
 
     groups: Sequence[GroupSpec]
+    topics: int = 1
     partitions: int = 6
     rate: float = 2_500.0
     links: bool = False

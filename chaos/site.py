@@ -24,6 +24,7 @@ from chaos.workload import FILES, HANG
 from kmr.chaos import site as worker_site
 from kmr.chaos.services import START_TIMEOUT, RunningServices, ServiceFailed, free_port
 from kmr.chaos.site import GroupsView
+from kmr.record import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -61,6 +62,13 @@ class Worker(worker_site.WorkerUnderTest):
     kafka: KafkaLink | None = None
     clickhouse: HttpLink | None = None
 
+    async def refusal(self) -> str:
+        """Start it where it has to end by itself with exit code 1; return the end of its output."""
+        async with self._lock:
+            await self.service.start()
+            await self.service.until_ended()
+            return self.service.refused()
+
 
 class Site(worker_site.SystemUnderTest):
     """Everything that runs, from the first process to the last; an async context manager."""
@@ -70,7 +78,8 @@ class Site(worker_site.SystemUnderTest):
         self.recorder = recorder
         self.workers: list[Worker] = []
         self.postgres: PostgresServer | None = None
-        self.topic = f"chaos{outside.suffix}"
+        names = ["chaos", *(f"chaos-{number}" for number in range(2, shape.topics + 1))]
+        self.topics = [name + outside.suffix for name in names]
         self._outside = outside
         self._stack = AsyncExitStack()
         self._directory = directory
@@ -80,7 +89,7 @@ class Site(worker_site.SystemUnderTest):
         self.groups = [spec.with_suffix(outside.suffix) for spec in shape.groups]
         self.load = Load(
             self.bootstrap_servers,
-            self.topic,
+            self.topics,
             shape.partitions,
             recorder,
             rate=shape.rate,
@@ -118,9 +127,22 @@ class Site(worker_site.SystemUnderTest):
         return finished
 
     @property
+    def logs(self) -> dict[TopicPartition, Path]:
+        """The directory of each partition's log, in the broker that is ours."""
+        topics = self._directory / "broker" / "topics"
+        return {
+            TopicPartition(topic, partition): topics / topic / str(partition)
+            for topic in self.topics
+            for partition in range(self.shape.partitions)
+        }
+
+    @property
     def acknowledged(self) -> Mapping[tuple[str, int], int]:
-        ends = self.recorder.acknowledged.get(self.topic, {})
-        return {(self.topic, partition): end for partition, end in ends.items()}
+        return {
+            (topic, partition): end
+            for topic, ends in self.recorder.acknowledged.items()
+            for partition, end in ends.items()
+        }
 
     async def _set_up(self) -> None:
         stack = self._stack
@@ -181,7 +203,7 @@ class Site(worker_site.SystemUnderTest):
                 await tables.drop(self.clickhouse_url, spec.workload)
         if self._outside.bootstrap_servers is not None:
             async with self.admin() as admin:
-                await admin.delete_topics([self.topic, *self._dead_topics(), *self._results()])
+                await admin.delete_topics([*self.topics, *self._dead_topics(), *self._results()])
 
     @property
     def _has_clickhouse(self) -> bool:
@@ -204,7 +226,10 @@ class Site(worker_site.SystemUnderTest):
     async def _create_topics(self) -> None:
         replicas = self._outside.replicas
         configs = dict(self.shape.topic_configs)
-        topics = [NewTopic(self.topic, self.shape.partitions, replicas, topic_configs=configs)]
+        topics = [
+            NewTopic(name, self.shape.partitions, replicas, topic_configs=configs)
+            for name in self.topics
+        ]
         topics += [NewTopic(name, 1, replicas) for name in self._dead_topics()]
         topics += [NewTopic(name, _RESULT_PARTITIONS, replicas) for name in self._results()]
         async with self.admin() as admin:
@@ -243,7 +268,8 @@ class Site(worker_site.SystemUnderTest):
 
     def _declare(self, name: str, spec: GroupSpec, bootstrap_servers: str, url: str) -> Service:
         arguments = [
-            *("run", "chaos.workload:strategy", "--topic", self.topic, "--group", spec.name),
+            *("run", "chaos.workload:strategy", "--group", spec.name),
+            *(flag for topic in self.topics for flag in ("--topic", topic)),
             *("--bootstrap-servers", bootstrap_servers, "--isolation-level", "read_committed"),
             *(self._spark_flags(name) if spec.engine == "spark" else self._worker_flags()),
             *(_together(name, spec.workers) if spec.together else ()),
@@ -252,7 +278,7 @@ class Site(worker_site.SystemUnderTest):
         service = self._services.add(
             name,
             lambda: [*arguments, "--client-id", f"{name}.{service.starts}", *service.http_flags],
-            ready_line="Setting Spark log level" if spec.engine == "spark" else '"assigned"',
+            ready_line="Setting Spark log level" if spec.engine == "spark" else "] assigned ",
             waits=False,
             KMR_CLICKHOUSE_URL=url,
             KMR_POSTGRES_URL=self.places.postgres,

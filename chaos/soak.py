@@ -47,7 +47,7 @@ class Visit(StormFault[Site]):
             # aiokafka keeps an assignor's state in its class
             assignor: Any = type("Sticky", (StickyPartitionAssignor,), {})
             visitor = AIOKafkaConsumer(
-                site.topic,
+                *site.topics,
                 bootstrap_servers=site.bootstrap_servers,
                 group_id=spec.name,
                 client_id=_VISITOR,

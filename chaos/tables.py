@@ -137,6 +137,12 @@ async def collect(
             recorder.unread(f"dead/{spec.name}", f"{type(error).__name__}: {error}")
 
 
+async def has_ids(places: Places, workload: Workload, ids: set[int]) -> bool:
+    """Return whether the sink of a workload has rows of all of these records."""
+    rows = await _read(places, workload.table, workload)
+    return ids <= set(rows["id"].to_pylist())
+
+
 async def _read(places: Places, table: str, workload: Workload | None) -> pa.Table:
     if workload is not None and workload.sink == "postgres":
         return await _read_postgres(places.postgres, table)

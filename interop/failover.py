@@ -54,7 +54,7 @@ class _KillNode(StormFault[Site]):
         finally:
             with anyio.CancelScope(shield=True):
                 await self._cluster.start(node)
-        await self._until_in_sync(site.topic, _OFFSETS_TOPIC)
+        await self._until_in_sync(site.topics[0], _OFFSETS_TOPIC)
         return f"node {number}, {role}"
 
     async def _until_in_sync(self, *topics: str) -> None:
@@ -80,9 +80,9 @@ class KillLeader(_KillNode):
         """See `_KillNode.choose`."""
         partition = random.randrange(site.shape.partitions)
         async with admin_client(site.bootstrap_servers) as admin:
-            (topic,) = await admin.describe_topics([site.topic])
+            (topic,) = await admin.describe_topics([site.topics[0]])
         (leader,) = [p["leader"] for p in topic["partitions"] if p["partition"] == partition]
-        return leader, f"leader of {site.topic}-{partition}"
+        return leader, f"leader of {site.topics[0]}-{partition}"
 
 
 class KillCoordinator(_KillNode):

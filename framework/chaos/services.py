@@ -147,6 +147,17 @@ class Service:
         if not self._ready.is_set() or not self.running:
             raise ServiceFailed(f"{self.name} did not come up:\n{self.tail()}")
 
+    async def until_ended(self) -> None:
+        """Wait until it has ended."""
+        await self._ended.wait()
+
+    def refused(self) -> str:
+        """Note that its end, if with exit code 1, is what had to come; return the end of its output."""
+        self.wanted = False
+        if self._line["code"] == 1:
+            self._line["ending"] = "refused"
+        return self.tail()
+
     async def kill(self) -> None:
         """SIGKILL, also for a process that is paused."""
         await self._end(signal.SIGKILL, "killed")

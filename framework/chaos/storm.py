@@ -383,7 +383,7 @@ class _StrategyUnderTest(SystemUnderTest):
                 *("--bootstrap-servers", self.bootstrap_servers, *_WORKER_FLAGS),
                 *("--client-id", f"{name}.{service.starts}"),
             ],
-            ready_line='"assigned"',
+            ready_line="] assigned ",
             waits=False,
             **{name: value for name, value in os.environ.items() if name in _PASSED_ON},
             **({CLICKHOUSE_VARIABLE: self._clickhouse_url} if self._clickhouse_url else {}),

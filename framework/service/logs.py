@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from .log_handler import LogHandler
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -98,7 +100,7 @@ def log_to_stderr(
             },
             "handlers": {
                 "stderr": {
-                    "class": "logging.StreamHandler",
+                    "()": LogHandler,
                     "formatter": "kmr",
                     "filters": list(filters),
                     "stream": "ext://sys.stderr",

@@ -1,0 +1,75 @@
+"""The handler of a process's logs, which never holds the process up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+_PATIENCE: Final = 1.0
+"""Seconds that a reader may need for a full pipe, before lines are left out."""
+_PIECE: Final = select.PIPE_BUF  # bytes that a pipe takes at once if it takes any
+
+
+class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes lines to a stream, and leaves lines out while nobody reads them.
+
+    A full pipe, or a stopped terminal, would hold up the event loop, and with it heartbeats and shutdown. It
+    waits a second for the reader; then it drops lines until there is room, and says how many.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__(stream or sys.stderr)
+        self._left_out = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line if somebody reads."""
+        try:
+            number = self.stream.fileno()
+        except (OSError, ValueError):  # not a file
+            super().emit(record)
+            return
+        try:
+            self._write(number, record)
+        except OSError:
+            pass  # nobody will read it
+        except Exception:  # noqa: BLE001  as `StreamHandler`
+            self.handleError(record)
+
+    def _write(self, number: int, record: logging.LogRecord) -> None:
+        wait = _PATIENCE if not self._left_out else 0.0
+        if self._left_out and _is_writable(number, 0.0):
+            lines = f"lines of the log were left out, because nobody read it ({self._left_out})"
+            self._left_out = 0
+            self._put(number, self._line(_warning(lines)), wait)
+        if not self._put(number, self._line(record), wait):
+            self._left_out += 1
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return (self.format(record) + self.terminator).encode(errors="backslashreplace")
+
+    def _put(self, number: int, line: bytes, wait: float) -> bool:
+        """Write a line in pieces; return whether all of it was written."""
+        until = time.monotonic() + wait
+        while line:
+            if not _is_writable(number, max(0.0, until - time.monotonic())):
+                return False
+            line = line[os.write(number, line[:_PIECE]) :]
+        return True
+
+
+def _is_writable(number: int, wait: float) -> bool:
+    """Return whether a write does not block, after `wait` seconds at most."""
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    return bool(poll.poll(wait * 1000))
+
+
+def _warning(text: str) -> logging.LogRecord:
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)
