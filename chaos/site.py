@@ -63,11 +63,11 @@ class Worker(worker_site.WorkerUnderTest):
     clickhouse: HttpLink | None = None
 
     async def refusal(self) -> str:
-        """Start it where it has to end by itself with exit code 1; return the end of its output."""
+        """Start it where it has to end by itself with exit code 1; return its last line."""
         async with self._lock:
             await self.service.start()
             await self.service.until_ended()
-            return self.service.refused()
+            return self.service.refused().splitlines()[-1]
 
 
 class Site(worker_site.SystemUnderTest):

@@ -87,10 +87,10 @@ class LoseTail(StormFault[Site]):
             raise ServiceFailed(f"a worker does not say how to go on in {partitions}: {message}")
         to = ["--to-latest"]  # records were lost
         if announced := _RANGE.search(message):
-            end, begin = map(int, _TO_OFFSET.findall(found[3]))
+            end, *begin = map(int, _TO_OFFSET.findall(found[3]))
             ids = site.recorder.acknowledged_ids(*at, int(announced[1]), end)
             is_there = await tables.has_ids(site.places, spec.workload, ids)
-            to = ["--to-offset", str(end if is_there else begin)]
+            to = ["--to-offset", str(end if is_there or not begin else begin[0])]
         await anyio.run_process(
             [
                 *(str(Path(sys.executable).with_name("kmr")), "offsets", "reset"),

@@ -262,13 +262,18 @@ class EventHandler:
         for partition, end in ends.items():
             announcement = announced[partition]
             if announcement.last >= end:
+                first = announcement.first
+                ways = f"begin new tokens: kmr offsets reset {partition.flags} --to-offset {end}"
+                if first < end:
+                    ways = (
+                        f"look for these offsets in the sink, and {ways} if they are there, else "
+                        f"--to-offset {first}"
+                    )
                 raise OffsetOutOfRange(
                     f"{partition}: the log ends at offset {end}, inside or before the range "
-                    f"{announcement.first}..{announcement.last}, which was announced: the broker "
-                    "has lost records (unclean election, power failure), and new ones get their offsets. "
-                    "Restore the log; or look for these offsets in the sink, and begin new tokens: "
-                    f"kmr offsets reset {partition.flags} --to-offset {end} if they are there, else "
-                    f"--to-offset {min(end, announcement.first)}",
+                    f"{first}..{announcement.last}, which was announced: the broker has lost records "
+                    "(unclean election, power failure), and new ones get their offsets. Restore the "
+                    f"log; or {ways}",
                     partition,
                 )
 

@@ -312,6 +312,16 @@ def announce(consumer: MemoryConsumer, first: int, last: int) -> None:
     consumer._committed[P0] = CommitOffset(first, range_.metadata)
 
 
+async def test_a_log_that_ends_before_an_announced_range_begins_has_one_way_to_go_on() -> None:
+    consumer = MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    announce(consumer, 4, 9)
+    message = r"range 4\.\.9.*; or begin new tokens: kmr .* --to-offset 2$"
+    async with running(Strategy(locate, [Announced(Journal())]), consumer):
+        with pytest.raises(OffsetOutOfRange, match=message):
+            await consumer.rebalance([P0])
+
+
 @pytest.mark.parametrize("last", [3, 5])
 async def test_a_log_that_ends_before_an_announced_range_ends_the_worker(
     clock: VirtualClock, last: int
