@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from chaos.shape import GroupSpec
     from kmr.chaos.services import Service
 
-_HEADER: Final = struct.Struct(">qi")  # base offset, and the bytes that follow
+_HEADER: Final = struct.Struct(">qi9xh20xq")  # base offset, bytes that follow, attributes, producer
+_LENGTH_ENDS: Final = 12
+_TRANSACTIONAL: Final = 0x10
+_CONTROL: Final = 0x20
 _MOST_CUT: Final = 3  # batches of a log
 _ADVICE: Final = re.compile(r"kmr offsets reset .*--topic (\S+) --partition (\d+) (.*)")
 _RANGE: Final = re.compile(r"range (\d+)\.\.(\d+), which was announced")
@@ -116,7 +119,9 @@ async def _beyond(site: Site, spec: GroupSpec) -> set[TopicPartition]:
 
 
 def cut_tail(directory: Path, count: int) -> int | None:
-    """Cut the last batches of a log off, at most all but the first of its last segment.
+    """Cut the last batches of a log off, but not the first one of its last segment.
+
+    More are cut where a transaction would stay open: the broker aborts what has lost its marker.
 
     Returns:
         The offset where the log ends; None if nothing was cut.
@@ -124,13 +129,23 @@ def cut_tail(directory: Path, count: int) -> int | None:
     file = max(directory.glob("*.log"))
     data, position = file.read_bytes(), 0
     batches: list[tuple[int, int]] = []
-    while position + _HEADER.size <= len(data):
-        offset, length = _HEADER.unpack_from(data, position)
+    whole: list[bool] = []  # whether no transaction is open after the batch
+    under_way: set[int] = set()
+    while position < len(data):
+        offset, length, attributes, producer = _HEADER.unpack_from(data, position)
         batches.append((position, offset))
-        position += _HEADER.size + length
-    cut = batches[max(1, len(batches) - count) :]
-    if not cut:
+        if attributes & _CONTROL:
+            under_way.discard(producer)
+        elif attributes & _TRANSACTIONAL:
+            under_way.add(producer)
+        whole.append(not under_way)
+        position += _LENGTH_ENDS + length
+    keep = max(1, len(batches) - count)
+    while keep > 1 and keep < len(batches) and not whole[keep - 1]:
+        keep -= 1
+    if keep >= len(batches):
         return None
+    position, end = batches[keep]
     with file.open("r+b") as log:
-        log.truncate(cut[0][0])
-    return cut[0][1]
+        log.truncate(position)
+    return end
