@@ -17,6 +17,7 @@ from kmr.record import Range, Rows, TopicPartition
 from kmr.reducers.flushing import Buffer
 from kmr.reducers.sink import Write
 from kmr.reducers.turns import JoinedTurn
+from kmr.sinks.postgres.ranges import _LOCK
 from kmr.testing import Journal, MemoryWriter
 
 from ...flushes import Flushed, outcome
@@ -29,18 +30,23 @@ pytestmark = pytest.mark.usefixtures("closed_at_the_end")
 
 LENGTH = 3
 COLUMNS = pa.schema([("partition", pa.int32()), ("offset", pa.int64())])
+_WAITING = """
+SELECT (SELECT count(*) FROM pg_locks AS had
+        WHERE had.pid = waits.pid AND had.locktype = 'advisory' AND had.granted)
+FROM pg_locks AS waits WHERE waits.locktype = 'advisory' AND NOT waits.granted"""
 PARTS = 'SELECT "partition", count(*) FROM hits GROUP BY 1 ORDER BY 1'
 
 
-def range_of(partition: int) -> tuple[Rows, Announcement]:
-    offsets = np.arange(LENGTH)
+def range_of(partition: int, first: int = 0) -> tuple[Rows, Announcement]:
+    offsets = np.arange(first, first + LENGTH)
+    last = first + LENGTH - 1
     table = pa.table({"partition": np.full(LENGTH, partition, np.int32), "offset": offsets})
-    rows = Rows(table, (Range("t", partition, 0, LENGTH - 1),), offsets)
-    return rows, Announcement(0, LENGTH - 1, f"g:t:{partition}:0-{LENGTH - 1}", "w", rows=LENGTH)
+    rows = Rows(table, (Range("t", partition, first, last),), offsets)
+    return rows, Announcement(first, last, f"g:t:{partition}:{first}-{last}", "w", rows=LENGTH)
 
 
 async def write_together(
-    url: str, context: Context, partitions: range, *, late: bool = False
+    url: str, context: Context, partitions: range, *, first_offset: int = 0, late: bool = False
 ) -> dict[int, Flushed | Retry]:
     """Write a range of each partition, as lanes do that share a turn."""
     buffers = [Buffer(MemoryWriter(Journal())) for _ in partitions]
@@ -56,7 +62,7 @@ async def write_together(
 
     async def lane(partition: int) -> None:
         writer = await opened(url, sharing, create=COLUMNS)
-        rows, announcement = range_of(partition)
+        rows, announcement = range_of(partition, first_offset)
         writer.reset()
         writer.add(rows)
         results[partition] = await outcome(writer, Write(announcement, joined=turn))
@@ -93,13 +99,38 @@ async def test_a_range_that_is_there_and_rows_that_are_refused_do_not_hold_the_o
     postgres_url: str, context: Context
 ) -> None:
     await opened(postgres_url, context, create=COLUMNS)
-    execute(postgres_url, 'ALTER TABLE hits ADD CHECK ("partition" <> 1 OR "offset" <> 2)')
+    execute(postgres_url, 'ALTER TABLE hits ADD CHECK ("partition" NOT IN (1, 2) OR "offset" <> 2)')
     await write_again(postgres_url, context, 2)
     results = await write_together(postgres_url, context, range(4), late=True)
-    assert query(postgres_url, PARTS) == [(0, 3), (1, 2), (2, 3), (3, 3)]
-    assert [refused(results[partition]) != [] for partition in (0, 1, 3)] == [False, True, False]
-    assert [offset for offset, _ in refused(results[1])] == [2]
+    assert query(postgres_url, PARTS) == [(0, 3), (1, 2), (2, 2), (3, 3)]
+    found = [[offset for offset, _ in refused(results[partition])] for partition in range(4)]
+    assert found == [[], [2], [2], []]
     assert [o for o, _ in refused(await write_again(postgres_url, context, 1))] == [2]
+
+
+async def test_the_next_ranges_of_all_partitions_replace_the_last_ones(
+    postgres_url: str, context: Context
+) -> None:
+    for first in (0, LENGTH, 2 * LENGTH):
+        await write_together(postgres_url, context, range(3), first_offset=first)
+    kept = 'SELECT "partition", first_offset FROM kmr_ranges ORDER BY 1'
+    assert query(postgres_url, kept) == [(partition, 2 * LENGTH) for partition in range(3)]
+
+
+async def test_workers_that_claim_the_same_ranges_do_not_wait_for_each_other(
+    postgres_url: str, context: Context
+) -> None:
+    writer = await opened(postgres_url, context, create=COLUMNS)
+    place = {"sink": str(writer._name), "group": "g", "topic": "t", "partition": 0}
+    async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+        await other.execute(_LOCK.encode(), place)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(write_together, postgres_url, context, range(2, -1, -1))
+            with anyio.fail_after(20):
+                while not (waits := query(postgres_url, _WAITING)):  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            await other.rollback()
+    assert waits == [0], "it waits for the first range in order, and has no other"
 
 
 class Mortal:
