@@ -38,6 +38,12 @@ class Mutation(NamedTuple):
 _ANNOUNCED: Final = ("clickhouse", "batched into clickhouse", "chain of ranges")
 _FAN_OUT: Final = ("fan-out into clickhouse", "fan-out at least once")
 _JOINED: Final = ("joined into clickhouse",)
+_AT_LEAST_ONCE: Final = (
+    "at least once",
+    "chain at least once",
+    "slow chain at least once",
+    "slow maps at least once",
+)
 _AT_MOST_ONCE: Final = ("at most once",)
 _TRANSACTIONS: Final = ("transactions",)
 _BRANCHES: Final = ("branches", "branches at least once")
@@ -145,8 +151,9 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a rebalance does not look for settled offsets above a watermark": Mutation(
         "delivery/ledger.py",
-        "return bool(self._starts) and (self.watermark or 0) > self.replayed_to",
+        "return any(map(self._has_records, self._starts, self._ends))",
         "return False",
+        of=_AT_LEAST_ONCE,
     ),
     "at most once settles nothing before the write": Mutation(
         "guarantees.py",
