@@ -22,6 +22,7 @@ import structlog
 
 from chaos.postgres import PostgresServer
 from tests.examples import PROFILE, examples
+from tests.kernels import compile_kernels
 from tests.schedule import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
 if TYPE_CHECKING:
@@ -49,13 +50,17 @@ _MEMORY = Path("/dev/shm")
 _ROOM = 4 * 2**30  # bytes
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let processes of tests hear SIGHUP, which they would not in a run under nohup; choose a directory.
+
+    If several processes run tests, the first one compiles the kernels before it starts the others.
 
     Tests' files are in memory if there is room: brokers sync theirs a hundred thousand times. The tests of
     power losses simulate the disk, so they lose nothing by it.
     """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if getattr(config.option, "numprocesses", None) and not config.option.collectonly:
+        compile_kernels()
     if not _MEMORY.is_dir():
         return
     found = os.statvfs(_MEMORY)
