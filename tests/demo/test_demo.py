@@ -215,10 +215,7 @@ async def test_a_terminated_demo_leaves_no_process_behind(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_jvms")
-@pytest.mark.parametrize(
-    ("running", "impatient"),
-    [("java", False), ("pyspark.daemon", False), ("pyspark.daemon", True)],
-)
+@pytest.mark.parametrize(("running", "impatient"), [("java", False), ("pyspark.daemon", True)])
 async def test_a_demo_that_is_interrupted_while_spark_reads_leaves_no_process_behind(
     tmp_path: Path, running: str, *, impatient: bool
 ) -> None:

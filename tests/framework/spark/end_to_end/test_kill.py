@@ -124,7 +124,7 @@ class Engine:
             if process.poll() is not None:
                 pytest.fail(f"it ended before it was killed: {process.communicate()[1]}")
             assert time.monotonic() < deadline
-            time.sleep(0.01)
+            time.sleep(0.03)
 
     def _logged(self) -> int:
         """Return the number of micro-batches that have begun."""
