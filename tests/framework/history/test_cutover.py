@@ -245,6 +245,7 @@ async def test_workers_of_both_versions_run_through_the_exchange_and_each_table_
                     await site.until_there(1, "hits2")
 
 
+@pytest.mark.parametrize("site", ["clickhouse"], indirect=True)
 async def test_a_dry_run_prints_the_plan_and_a_refusal_says_what_to_wait_for(site: Site) -> None:
     await site.send(600)
     code, out = await site.cutover()
@@ -260,7 +261,7 @@ async def test_a_dry_run_prints_the_plan_and_a_refusal_says_what_to_wait_for(sit
     assert code == 0, out
     assert "group web2 is 600 offsets behind group web in 1 partitions" in out
     assert "group web2 has no members" in out
-    assert "EXCHANGE TABLES" in out or "RENAME TO" in out
+    assert "EXCHANGE TABLES" in out
     assert out.endswith("dry run: nothing was changed\n")
     code, out = await site.cutover()
     assert code == 1

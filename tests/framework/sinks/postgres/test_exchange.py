@@ -78,6 +78,7 @@ async def test_an_exchange_that_ends_before_its_commit_changes_nothing(
     exchange = two.exchange()
     statements = await exchange.statements()
     assert len(statements) == 8
+    assert any("RENAME TO" in each for each in statements)
     broken = [*statements[:step], "SELECT pg_terminate_backend(pg_backend_pid())"]
     with monkeypatch.context() as patch:
         patch.setattr(module.PostgresExchange, "_statements", lambda *_: broken)
