@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anyio.abc import Process
 
     from kmr.broker import Broker
+    from kmr.testing import StartBroker
     from tests.framework.conftest import CreateTopic
 
 STRATEGY = """
@@ -45,7 +46,7 @@ strategy = Strategy(
     ],
 )
 """
-PARTITIONS, SECONDS, PER_SECOND = 2, 600, 20
+PARTITIONS, SECONDS, PER_SECOND = 2, 300, 20
 
 
 def hits(partition: int) -> list[dict[str, object]]:
@@ -89,6 +90,11 @@ async def fill(broker: Broker) -> None:
         await producer.flush()
 
 
+@pytest.fixture
+async def broker(start_broker: StartBroker) -> Broker:
+    return await start_broker(group_min_session_timeout=0.5)
+
+
 @pytest.mark.slow
 async def test_windows_are_exactly_once_through_kills_and_rebalances(
     broker: Broker, create_topic: CreateTopic, clickhouse_url: str, tmp_path: Path
@@ -100,23 +106,17 @@ async def test_windows_are_exactly_once_through_kills_and_rebalances(
     running: list[Process] = []
 
     async def start() -> None:
-        flags = [
+        flags = (
             "--session-timeout",
-            "6",
+            "2",
             "--heartbeat-interval",
             "0.2",
             "--commit-interval",
             "0.2",
-        ]
+        )
         command = [str(Path(sys.executable).with_name("kmr")), "run", "windows:strategy"]
-        command += [
-            "--topic",
-            "w",
-            "--group",
-            "windows",
-            "--bootstrap-servers",
-            broker.bootstrap_servers,
-        ]
+        command += ["--topic", "w", "--group", "windows"]
+        command += ["--bootstrap-servers", broker.bootstrap_servers]
         running.append(
             await anyio.open_process(
                 [*command, *flags],
@@ -145,7 +145,7 @@ async def test_windows_are_exactly_once_through_kills_and_rebalances(
             tasks.start_soon(fill, broker)
             for _ in range(2):
                 await start()
-            for _ in range(4):
+            for _ in range(3):
                 before = await anyio.to_thread.run_sync(found)
                 with anyio.move_on_after(40):
                     while await anyio.to_thread.run_sync(found) == before:  # noqa: ASYNC110
