@@ -293,9 +293,7 @@ def to_records(columns: pa.RecordBatch) -> list[Record]:
     """Convert the rows of a batch, or of several batches of one topic, to `Record` objects."""
     if len(columns) == 0:
         return []
-    headers = columns.column("headers")
-    partitions = columns.column("partition").to_numpy()
-    is_one = bool((partitions == partitions[0]).all())
+    headers, keys = columns.column("headers"), columns.column("key")
     per_record_headers = (
         repeat(())
         if headers.null_count == len(headers)
@@ -308,15 +306,25 @@ def to_records(columns: pa.RecordBatch) -> list[Record]:
         map(
             Record,
             repeat(columns.column("topic")[0].as_py()),
-            repeat(int(partitions[0])) if is_one else partitions.tolist(),
+            _numbers(columns.column("partition")),
             columns.column("offset").to_pylist(),
-            columns.column("key").to_pylist(),
+            repeat(None) if keys.null_count == len(keys) else keys.to_pylist(),
             columns.column("value").to_pylist(),
             columns.column("timestamp").view(pa.int64()).to_pylist(),
-            columns.column("timestampType").to_pylist(),
+            _numbers(columns.column("timestampType")),
             per_record_headers,
         )
     )
+
+
+def _numbers(column: pa.Array[Any]) -> Iterable[int]:
+    """Return the numbers of a column, which are often all the same."""
+    if column.null_count:
+        some: list[Any] = column.to_pylist()
+        return some
+    numbers = column.to_numpy()
+    same = bool((numbers == numbers[0]).all())
+    return repeat(int(numbers[0])) if same else numbers.tolist()
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from anyio.lowlevel import checkpoint
 from ..config.schema import ADDRESSES
 from ..errors import BrokerUnavailable, ConsumerError, SettingsError
 from ..service.deadline import shield
+from .receiving import receive_in_place
 from .subscription import Subscription
 from .tokens import OAuthConfig, TokenProvider
 
@@ -269,6 +270,7 @@ async def connect(consumer: Any, config: ConnectionConfig) -> None:
         ConsumerError: a broker refuses our credentials.
     """
     _never_create_topics(consumer._client)
+    receive_in_place(consumer._client)
     try:
         await consumer.start()
         if not consumer._client.cluster.brokers():  # a broker that refuses a token names none

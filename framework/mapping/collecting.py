@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StrategyError, as_exception
 from .results import Failure, is_plain, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ..values.schemas import RowType
 
@@ -44,49 +45,52 @@ class CollectedRows:
         """Classes whose objects are rows as they are."""
 
     def call_each(
-        self, call: Callable[[Any], Any], arguments: Iterable[Any], numbers: Iterable[int]
+        self, call: Callable[..., Any], arguments: Sequence[list[Any]], numbers: list[int]
     ) -> int:
-        """Call the function with each argument; return how many calls were made.
+        """Call the function with the items of some lists; return how many calls were made.
 
         Args:
+            arguments: a list for each parameter. The calls end when the first one is emptied.
             numbers: of the records of the arguments.
 
         Raises:
             StrategyError: from the function, or it returned a value that cannot become rows.
         """
         rows, of_rows, known = self.rows, self.numbers, self._known
-        calls = 0
-        for argument, number in zip(arguments, numbers, strict=False):
-            calls += 1
+        results, left = map(call, *arguments), iter(numbers)
+        while True:
             try:
-                result = call(argument)
-                kind = type(result)
-                if kind in known:
-                    rows.append(result)
-                    of_rows.append(number)
-                elif kind is list and known.issuperset(map(type, result)):
-                    rows += result
-                    of_rows += [number] * len(result)
-                elif result is not None:
-                    self._add(result, number)
+                for result, number in zip(results, left, strict=False):
+                    kind = type(result)
+                    if kind in known:
+                        rows.append(result)
+                        of_rows.append(number)
+                    elif kind is list and known.issuperset(map(type, result)):
+                        rows += result
+                        of_rows += [number] * len(result)
+                    elif result is not None:
+                        self._add(result, number)
             except StrategyError:
                 raise
             except BaseException as error:  # noqa: BLE001  the user's function may raise anything
-                self.failures.append(self._describe(number, as_exception(error)))
-        return calls
+                self._fail(next(left), error)
+            else:
+                if not length_hint(left) or not arguments[0]:
+                    return len(numbers) - length_hint(left)
+                self._fail(next(left), StopIteration())  # to `map`, the end
 
     async def await_each(
         self,
-        call: Callable[[Any], Awaitable[Any]],
-        arguments: Iterable[Any],
-        numbers: Iterable[int],
+        call: Callable[..., Awaitable[Any]],
+        arguments: Sequence[list[Any]],
+        numbers: list[int],
     ) -> int:
         """Do as `call_each` with a coroutine function: one call after the other."""
         calls = 0
-        for argument, number in zip(arguments, numbers, strict=False):
+        for number, *items in zip(numbers, *arguments, strict=False):
             calls += 1
             try:
-                result = await call(argument)
+                result = await call(*items)
                 if type(result) in self._known:
                     self.rows.append(result)
                     self.numbers.append(number)
@@ -95,11 +99,21 @@ class CollectedRows:
             except StrategyError:
                 raise
             except BaseException as error:  # noqa: BLE001
-                self.failures.append(self._describe(number, as_exception(error)))
+                self._fail(number, error)
         return calls
 
+    def _fail(self, number: int, error: BaseException) -> None:
+        self.failures.append(self._describe(number, as_exception(error)))
+
     def _add(self, result: Any, number: int) -> None:
-        several = rows_of(result, named=self._named)
+        """Add rows of any form; those that a generator makes are made now."""
+        try:
+            several = rows_of(result, named=self._named)
+        except StrategyError:
+            raise
+        except BaseException as error:  # noqa: BLE001
+            self._fail(number, error)
+            return
         self.rows += several
         self.numbers += [number] * len(several)
         self._known.update(filter(is_plain, set(map(type, several))))

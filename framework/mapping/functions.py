@@ -78,8 +78,8 @@ class MapSpec:
     branching: Branching | None = None
     frame: str = "pyarrow"
 
-    def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
-        """Return a function of one argument, which is an item of `Arguments.calls` or a batch."""
+    def caller(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what is called with an item of each of `Arguments.lists`, or with a batch."""
         if self.frame != "pyarrow":
             make = frame_maker(self.frame)
             return lambda batch: function(make(batch))
@@ -275,11 +275,18 @@ def apply(
         return _run(_batch_calls(function, spec, *spec.inputs.columns(records)), call)
     arguments = spec.inputs.arguments(records)
     if spec.calls is not None:
-        outcomes = make_calls(call, list(arguments.calls), spec.calls, stop)
+        outcomes = make_calls(_of_items(call), arguments.items, spec.calls, stop)
         return _of_outcomes(spec, arguments, outcomes)
     rows = _collected(spec, arguments, stop)
-    calls = rows.call_each(call, arguments.calls, arguments.offsets)
+    calls = rows.call_each(call, arguments.lists, arguments.offsets)
+    if stop is not None:
+        stop.ended()
     return _converted(spec, arguments, rows, calls)
+
+
+def _of_items(call: Callable[..., T]) -> Callable[[Any], T]:
+    """Return a function of one item of `Arguments.items`."""
+    return lambda items: call(*items)
 
 
 def _run(calls: Calls, function: Callable[[Any], Any]) -> MapResult:
@@ -329,10 +336,12 @@ async def apply_async(
     if spec.per == "record":
         arguments = await prepare(partial(spec.inputs.arguments, records))
         if spec.calls is not None:
-            outcomes = await make_calls_async(call, list(arguments.calls), spec.calls, stop)
+            outcomes = await make_calls_async(_of_items(call), arguments.items, spec.calls, stop)
             return _of_outcomes(spec, arguments, outcomes)
         rows = _collected(spec, arguments, stop)
-        count = await rows.await_each(call, arguments.calls, arguments.offsets)
+        count = await rows.await_each(call, arguments.lists, arguments.offsets)
+        if stop is not None:
+            stop.ended()
         return _converted(spec, arguments, rows, count)
     columns, failures = await prepare(partial(spec.inputs.columns, records))
     calls = _batch_calls(function, spec, columns, failures)
@@ -387,7 +396,7 @@ def _converted(
 def _of_outcomes(spec: MapSpec, arguments: Arguments, outcomes: list[CallOutcome]) -> MapResult:
     """Convert the outcomes of the first calls to columns."""
     rows = _collected(spec, arguments)
-    calls = rows.call_each(CallOutcome.get, outcomes, arguments.offsets)
+    calls = rows.call_each(CallOutcome.get, (outcomes,), arguments.offsets[: len(outcomes)])
     mapped = _converted(spec, arguments, rows, calls)
     return replace(mapped, retries=sum(each.attempts - 1 for each in outcomes))
 

@@ -21,7 +21,7 @@ from ..values.value_format import REQUIRED
 from .results import Failure, MapResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -65,15 +65,14 @@ class Arguments(NamedTuple):
     failures: list[Failure]
 
     @property
-    def calls(self) -> Iterable[Any]:
-        """The argument of each call as `Inputs.caller` takes it; the same at each access.
+    def lists(self) -> tuple[list[Any], ...]:
+        """The arguments of all calls: a list for each parameter of `Inputs.caller`."""
+        return (self.first,) if self.records is None else (self.first, self.records)
 
-        Pairs are made one by one: many that exist at a time are traversed by the garbage collector again and
-        again, a quarter of the time of a map.
-        """
-        if self.records is None:
-            return self.first
-        return zip(self.first, self.records, strict=False)
+    @property
+    def items(self) -> list[tuple[Any, ...]]:
+        """The same, call by call."""
+        return list(zip(*self.lists, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,32 +177,17 @@ class Inputs:
         table = pa.Table.from_batches([decoded]) if len(decoded) else None
         return MapResult(table, offsets, tuple(failures))
 
-    def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
-        """Return the function as one of a single argument: one of `Arguments.calls`, or a batch."""
-        call = function
-        if self.parameters == "value and record":
-            call = lambda pair: function(*pair)  # noqa: E731
-        return self._timed(function, call) if self.is_timed else call
+    def caller(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what is called with an item of each of `Arguments.lists`, or with a batch."""
+        if not self.is_timed:
+            return function
+        takes_both = self.parameters == "value and record"
 
-    def _timed(
-        self, function: Callable[..., Any], call: Callable[[Any], Any]
-    ) -> Callable[[Any], Any]:
-        """Return a function that notes the time of the record before it calls another one."""
-        if self.value is None:
+        def at_record_time(*arguments: Any) -> Any:
+            RECORD_TIME.set(arguments[-1].timestamp_us)
+            return function(*arguments) if takes_both else function(arguments[0])
 
-            def of_record(record: Record) -> Any:
-                RECORD_TIME.set(record.timestamp_us)
-                return function(record)
-
-            return of_record
-        if self.parameters == "value":
-            call = lambda pair: function(pair[0])  # noqa: E731
-
-        def of_pair(pair: tuple[Any, Record]) -> Any:
-            RECORD_TIME.set(pair[1].timestamp_us)
-            return call(pair)
-
-        return of_pair
+        return at_record_time
 
     def arguments(
         self, records: pa.RecordBatch, numbered: pa.RecordBatch | None = None

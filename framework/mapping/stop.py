@@ -64,6 +64,10 @@ class Stop:
         if self.requested:
             pending.clear()
 
+    def ended(self) -> None:
+        """Forget the queue: its calls are made, and what they were made with need not outlive them."""
+        self._pending = None
+
     def sleep(self, seconds: float) -> bool:
         """Block the thread for so long, or until `request`; return whether that was called."""
         return seconds > 0 and self._requested.wait(seconds)

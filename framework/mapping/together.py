@@ -191,9 +191,9 @@ class Together:
             start, stop = bounds[number], bounds[number + 1]
             pending = arguments.first[start:stop]
             self._stop.watch(pending)
-            calls = pending if beside is None else zip(pending, beside[start:stop], strict=False)
+            lists = (pending,) if beside is None else (pending, beside[start:stop])
             try:
-                done = self._collected.call_each(call, calls, arguments.offsets[start:stop])
+                done = self._collected.call_each(call, lists, arguments.offsets[start:stop])
             except StrategyError as error:
                 self.outcomes[number] = error
                 with self._lock:
@@ -207,6 +207,7 @@ class Together:
                 self._rests[number] = int(offsets[arguments.offsets[start + done]])
                 if not done:
                     self._rests[number] = self.batches[number].first
+        self._stop.ended()
         with self._lock:
             begun, end = (self._at if self._detached else 0), self._at + 1
             self._at = len(self.batches)

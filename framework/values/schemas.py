@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -52,6 +53,7 @@ _OF_SCHEMA: Final = "__kmr_schema__"
 """Marks a class that is made of a `pyarrow.Schema`."""
 
 _ANY_FORM: Final = "for values of any form leave value= out, and decode record.value in the map"
+_TUPLES: Final = 512  # rows at a time: the processor's cache has all of their fields
 _EMPTY: Final = (list, dict, set, frozenset, tuple)
 """Functions that make the same default each time."""
 
@@ -140,27 +142,42 @@ class RowType:
         """
         failures: dict[int, str] = {}
         arrays = []
-        for column in self.columns:
+        for column, values in zip(self.columns, self._attributes(rows), strict=True):
             refused: dict[int, str] = {}
-            arrays.append(to_column(self._values(rows, column), column.type, refused))
+            if (convert := column.convert) is not None:
+                values = [None if value is None else convert(value) for value in values]
+            arrays.append(to_column(values, column.type, refused))
             for row, reason in refused.items():
                 failures.setdefault(row, f"field {column.name}: {reason}")
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema), failures
 
-    def _values(self, rows: Sequence[Any], column: SchemaField) -> list[Any]:
-        name = column.attribute
+    def _attributes(self, rows: Sequence[Any]) -> Iterable[list[Any]]:
+        """Return the values of each column."""
+        names = tuple(column.attribute for column in self.columns)
         if is_typeddict(self.cls):
-            found = [None if row is None else row.get(name) for row in rows]
-        else:
-            get = attrgetter(name)
-            try:
-                found = list(map(get, rows))
-            except AttributeError:  # some are None
-                found = [None if row is None else get(row) for row in rows]
-        convert = column.convert
-        if convert is None:
-            return found
-        return [None if value is None else convert(value) for value in found]
+            return ([None if row is None else row.get(name) for row in rows] for name in names)
+        if names == getattr(self.cls, "__struct_fields__", None):
+            with suppress(TypeError, AttributeError):  # some are None
+                return _transposed(rows, len(names))
+        return (_attribute(rows, name) for name in names)
+
+
+def _transposed(structs: Sequence[Any], fields: int) -> list[list[Any]]:
+    """Return the values of each field; twice as fast as one field after the other."""
+    columns: list[list[Any]] = [[] for _ in range(fields)]
+    for start in range(0, len(structs), _TUPLES):
+        tuples = map(msgspec.structs.astuple, structs[start : start + _TUPLES])
+        for column, values in zip(columns, zip(*tuples, strict=True), strict=True):
+            column += values
+    return columns
+
+
+def _attribute(rows: Sequence[Any], name: str) -> list[Any]:
+    get = attrgetter(name)
+    try:
+        return list(map(get, rows))
+    except AttributeError:  # some are None
+        return [None if row is None else get(row) for row in rows]
 
 
 def is_row_class(source: object) -> bool:

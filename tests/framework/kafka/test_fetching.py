@@ -17,6 +17,7 @@ import anyio
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection
 from aiokafka.consumer.fetcher import Fetcher, FetchError
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import (
@@ -60,7 +61,11 @@ METHODS: dict[type, dict[str, tuple[str, ...]]] = {
         "end_offsets": ("self", "partitions", "timeout_ms"),
         "close": ("self",),
     },
-    AIOKafkaClient: {"_metadata_update": ("self", "cluster_metadata", "topics")},
+    AIOKafkaClient: {
+        "_metadata_update": ("self", "cluster_metadata", "topics"),
+        "_get_conn": ("self", "node_id", "group", "no_hint"),
+    },
+    AIOKafkaConnection: {"_handle_frame": ("self", "resp"), "close": ("self", "reason", "exc")},
     FetchError: {"check_raise": ("self",), "calculate_backoff": ("self",)},
     GroupCoordinator: {
         "_send_req": ("self", "request"),

@@ -78,9 +78,9 @@ async def test_each_row_keeps_the_number_of_its_record(results: list[Any]) -> No
     for is_async in (False, True):
         collected = CollectedRows(None, named=True)
         if is_async:
-            calls = await collected.await_each(awaited, results, numbers)
+            calls = await collected.await_each(awaited, (results,), numbers)
         else:
-            calls = collected.call_each(returned, results, numbers)
+            calls = collected.call_each(returned, (results,), numbers)
         assert calls == len(results)
         assert collected.rows == [row for rows in expected for row in rows or ()]
         assert collected.numbers == [
@@ -94,7 +94,7 @@ async def test_each_row_keeps_the_number_of_its_record(results: list[Any]) -> No
 def test_a_generator_runs_in_the_call_that_returned_it() -> None:
     collected = CollectedRows(None)
     lists: list[list[Any]] = [[{"a": 1}, {"a": 2}], [], [{"a": 3}]]
-    collected.call_each(generated, lists, [5, 6, 7])
+    collected.call_each(generated, (lists,), [5, 6, 7])
     assert collected.rows == [{"a": 1}, {"a": 2}, {"a": 3}]
     assert collected.numbers == [5, 5, 7]
     (failure,) = collected.failures
@@ -109,7 +109,7 @@ def test_a_list_that_the_function_fills_again_keeps_the_rows_of_each_call() -> N
         return reused
 
     collected = CollectedRows(None)
-    collected.call_each(refilled, [1, 2], [1, 2])
+    collected.call_each(refilled, ([1, 2],), [1, 2])
     assert collected.rows == [{"n": 1}, {"n": 2}]
 
 
@@ -122,8 +122,24 @@ def test_calls_end_where_the_queue_is_emptied() -> None:
         return {"n": n}
 
     collected = CollectedRows(None)
-    assert collected.call_each(emptying, queue, [1, 2, 3]) == 2
+    assert collected.call_each(emptying, (queue,), [1, 2, 3]) == 2
     assert collected.numbers == [1, 2]
+
+
+def test_a_function_of_two_parameters_is_called_with_an_item_of_each_list() -> None:
+    collected = CollectedRows(None)
+    collected.call_each(lambda a, b: {"sum": a + b}, ([1, 2], [10, 20]), [5, 6])
+    assert (collected.rows, collected.numbers) == ([{"sum": 11}, {"sum": 22}], [5, 6])
+
+
+def test_a_function_that_raises_stop_iteration_fails_its_record_alone() -> None:
+    def first_of(items: list[int]) -> dict[str, int]:
+        return {"n": next(iter(items))}
+
+    collected = CollectedRows(None)
+    assert collected.call_each(first_of, ([[1], [], [3], []],), [5, 6, 7, 8]) == 4
+    assert (collected.rows, collected.numbers) == ([{"n": 1}, {"n": 3}], [5, 7])
+    assert [failure.offset for failure in collected.failures] == [6, 8]
 
 
 def test_a_mistake_in_the_strategy_ends_the_calls() -> None:
@@ -131,7 +147,7 @@ def test_a_mistake_in_the_strategy_ends_the_calls() -> None:
         raise StrategyError("set something else")
 
     with pytest.raises(StrategyError, match="set something else"):
-        CollectedRows(None).call_each(wrong, [1], [1])
+        CollectedRows(None).call_each(wrong, ([1],), [1])
 
 
 def test_rows_go_without_a_garbage_collection() -> None:

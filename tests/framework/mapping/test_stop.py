@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
-from kmr.mapping.functions import apply, apply_async, map_record
+from kmr import Json
+from kmr.mapping.functions import apply, apply_async, map_record, spec_of
+from kmr.mapping.inputs import Inputs
 from kmr.mapping.stop import Stop
 from kmr.testing import batch_of
 
@@ -53,3 +59,33 @@ def test_a_map_that_was_stopped_before_its_first_record_maps_none() -> None:
     stop.request()
     mapped = apply(refused, RECORDS, stop=stop)
     assert (mapped.table, mapped.failures, mapped.rest) == (None, (), 10)
+
+
+class Number(msgspec.Struct, weakref=True):
+    n: int
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_map_that_has_ended_keeps_none_of_its_values(is_async: bool) -> None:
+    seen: list[weakref.ref[Number]] = []
+
+    def row(value: Number) -> dict[str, int]:
+        seen.append(weakref.ref(value))
+        return {"n": value.n}
+
+    async def awaited(value: Number) -> dict[str, int]:
+        return row(value)
+
+    function: Any = awaited if is_async else row
+    spec = replace(spec_of(function), inputs=Inputs(Json(Number), parameters="value"))
+    records = batch_of("t", 0, 0, [b'{"n":1}', b'{"n":2}']).records
+    stop = Stop()
+    gc.disable()
+    try:
+        if is_async:
+            await apply_async(function, records, spec, stop, decode_in_thread=False)
+        else:
+            apply(function, records, spec, stop)
+        assert [each() for each in seen] == [None, None]
+    finally:
+        gc.enable()
