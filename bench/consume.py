@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import resource
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
@@ -270,8 +269,7 @@ def main() -> None:
     name = options.pop("name")
     job = Job(**options)
     taken = CONTENDERS[name](job)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    json.dump({"name": name, **taken._asdict(), "peak_mb": peak, **asdict(job)}, sys.stdout)
+    json.dump({"name": name, **taken._asdict(), **asdict(job)}, sys.stdout)
 
 
 if __name__ == "__main__":

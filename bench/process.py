@@ -24,10 +24,11 @@ def resident_kib(pid: int) -> int:
 
 
 class Taken(NamedTuple):
-    """Wall time, and processor time of all threads of this process, in seconds."""
+    """Wall time, and processor time of all threads of this process, in seconds; its peak of memory, in MB."""
 
     seconds: float
     cpu: float
+    peak_mb: float = 0.0
 
 
 class Stopwatch:
@@ -44,9 +45,9 @@ class Stopwatch:
     def taken(self) -> Taken:
         """Return the time since `begin`."""
         now, begin = _now(), self._begin or _now()
-        return Taken(now.seconds - begin.seconds, now.cpu - begin.cpu)
+        return now._replace(seconds=now.seconds - begin.seconds, cpu=now.cpu - begin.cpu)
 
 
 def _now() -> Taken:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return Taken(time.perf_counter(), used.ru_utime + used.ru_stime)
+    return Taken(time.perf_counter(), used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)

@@ -34,7 +34,7 @@ from kmr.broker.client import BatchProducer
 PARTITIONS = 4
 BASE = "confluent-kafka and msgspec by hand"
 RECORDS = dict(
-    zip(CONTENDERS, (300_000, 600_000, 2_000_000, 2_000_000, 400_000, 60_000), strict=True)
+    zip(CONTENDERS, (500_000, 1_000_000, 2_000_000, 2_000_000, 1_000_000, 60_000), strict=True)
 )
 """The slow contenders get fewer records."""
 
@@ -137,17 +137,28 @@ def measure(address: str, url: str, table: list[Row], rounds: int, peers: str) -
         rate = rates[row]
         all_rates = [row.records / taken.seconds for taken in runs]
         cpu = statistics.median(taken.cpu / row.records for taken in runs) * 1e6
+        peak = max(taken.peak_mb for taken in runs)
         lines.append(
             [
                 *(row.name, f"{row.size:,}", row.sink, f"{rate:,.0f}"),
                 f"{min(all_rates):,.0f} .. {max(all_rates):,.0f}",
-                *(f"{rate * row.size / 1e6:,.0f}", f"{cpu:.2f}"),
+                *(f"{rate * row.size / 1e6:,.0f}", f"{cpu:.2f}", f"{peak:,.0f}"),
                 f"{rate / base[row.size, row.sink]:.1f}",
             ]
         )
     print_table(
         f"JSON events of 9 fields, {PARTITIONS} partitions; CPU of the consumer's process alone",
-        ["contender", "bytes", "sink", "records/s", "min .. max", "MB/s", "CPU us", "x by hand"],
+        [
+            "contender",
+            "bytes",
+            "sink",
+            "records/s",
+            "min .. max",
+            "MB/s",
+            "CPU us",
+            "peak MB",
+            "x by hand",
+        ],
         lines,
         text=("contender", "sink"),
     )
