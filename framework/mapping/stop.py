@@ -55,8 +55,9 @@ class Stop:
 
         A call that is to be repeated is repeated.
         """
-        if self._pending is not None:
-            self._pending.clear()
+        pending = self._pending  # the thread of the map may forget it now
+        if pending is not None:
+            pending.clear()
 
     def watch(self, pending: list[Any] | deque[Any]) -> None:
         """Let `request` and `expire` empty this queue; emptied at once if `request` was called before."""
