@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StrategyError, as_exception
@@ -57,27 +56,34 @@ class CollectedRows:
             StrategyError: from the function, or it returned a value that cannot become rows.
         """
         rows, of_rows, known = self.rows, self.numbers, self._known
-        results, left = map(call, *arguments), iter(numbers)
-        while True:
+        calls = 0
+        if len(arguments) == 1:
+            for argument, number in zip(arguments[0], numbers, strict=False):
+                calls += 1
+                try:
+                    result = call(argument)
+                except BaseException as error:  # noqa: BLE001  the user's function may raise anything
+                    self._fail(number, error)
+                    continue
+                if type(result) in known:
+                    rows.append(result)
+                    of_rows.append(number)
+                elif result is not None:
+                    self._add(result, number)
+            return calls
+        for argument, record, number in zip(*arguments, numbers, strict=False):
+            calls += 1
             try:
-                for result, number in zip(results, left, strict=False):
-                    kind = type(result)
-                    if kind in known:
-                        rows.append(result)
-                        of_rows.append(number)
-                    elif kind is list and known.issuperset(map(type, result)):
-                        rows += result
-                        of_rows += [number] * len(result)
-                    elif result is not None:
-                        self._add(result, number)
-            except StrategyError:
-                raise
-            except BaseException as error:  # noqa: BLE001  the user's function may raise anything
-                self._fail(next(left), error)
-            else:
-                if not length_hint(left) or not arguments[0]:
-                    return len(numbers) - length_hint(left)
-                self._fail(next(left), StopIteration())  # to `map`, the end
+                result = call(argument, record)
+            except BaseException as error:  # noqa: BLE001
+                self._fail(number, error)
+                continue
+            if type(result) in known:
+                rows.append(result)
+                of_rows.append(number)
+            elif result is not None:
+                self._add(result, number)
+        return calls
 
     async def await_each(
         self,
@@ -91,29 +97,31 @@ class CollectedRows:
             calls += 1
             try:
                 result = await call(*items)
-                if type(result) in self._known:
-                    self.rows.append(result)
-                    self.numbers.append(number)
-                elif result is not None:
-                    self._add(result, number)
-            except StrategyError:
-                raise
             except BaseException as error:  # noqa: BLE001
                 self._fail(number, error)
+                continue
+            if type(result) in self._known:
+                self.rows.append(result)
+                self.numbers.append(number)
+            elif result is not None:
+                self._add(result, number)
         return calls
 
     def _fail(self, number: int, error: BaseException) -> None:
+        if isinstance(error, StrategyError):
+            raise error
         self.failures.append(self._describe(number, as_exception(error)))
 
     def _add(self, result: Any, number: int) -> None:
         """Add rows of any form; those that a generator makes are made now."""
         try:
-            several = rows_of(result, named=self._named)
-        except StrategyError:
-            raise
+            if type(result) is list and self._known.issuperset(map(type, result)):
+                several = result
+            else:
+                several = rows_of(result, named=self._named)
+                self._known.update(filter(is_plain, set(map(type, several))))
         except BaseException as error:  # noqa: BLE001
             self._fail(number, error)
             return
         self.rows += several
         self.numbers += [number] * len(several)
-        self._known.update(filter(is_plain, set(map(type, several))))

@@ -396,7 +396,7 @@ def _converted(
 def _of_outcomes(spec: MapSpec, arguments: Arguments, outcomes: list[CallOutcome]) -> MapResult:
     """Convert the outcomes of the first calls to columns."""
     rows = _collected(spec, arguments)
-    calls = rows.call_each(CallOutcome.get, (outcomes,), arguments.offsets[: len(outcomes)])
+    calls = rows.call_each(CallOutcome.get, (outcomes,), arguments.offsets)
     mapped = _converted(spec, arguments, rows, calls)
     return replace(mapped, retries=sum(each.attempts - 1 for each in outcomes))
 
