@@ -64,8 +64,8 @@ class ProduceError(Exception):
     """Records were not acknowledged; the message has the topic and the number that were."""
 
 
-class _Lane:
-    """The open batch of one partition; the lock keeps batches that are being sent in order."""
+class _OpenBatch:
+    """What is filled for one partition; the lock keeps batches that are being sent in order."""
 
     __slots__ = ("batch", "lock", "partition")
 
@@ -118,8 +118,8 @@ class BatchProducer:
             max_batch_size=batch_bytes,
             **client_settings,
         )
-        self._lanes: list[_Lane] = []
-        self._next_lane = 0
+        self._open_batches: list[_OpenBatch] = []
+        self._next = 0
         self._unacknowledged: set[asyncio.Future[Any]] = set()
         self._failure: BaseException | None = None
         self._lingering: asyncio.Task[None] | None = None
@@ -132,7 +132,7 @@ class BatchProducer:
         except BaseException:
             await self._producer.stop()
             raise
-        self._lanes = [_Lane(partition) for partition in sorted(partitions)]
+        self._open_batches = [_OpenBatch(partition) for partition in sorted(partitions)]
         self._lingering = asyncio.create_task(self._send_lingering())
         return self
 
@@ -155,7 +155,7 @@ class BatchProducer:
     @property
     def partitions(self) -> int:
         """Number of the topic's partitions."""
-        return len(self._lanes)
+        return len(self._open_batches)
 
     async def send(
         self,
@@ -178,12 +178,12 @@ class BatchProducer:
         Raises ProduceError if earlier records have failed, ValueError for an unknown partition.
         """
         self._check()
-        if partition is not None and not 0 <= partition < len(self._lanes):
+        if partition is not None and not 0 <= partition < len(self._open_batches):
             raise ValueError(
-                f"topic {self.topic} has no partition {partition}: it has {len(self._lanes)}"
+                f"topic {self.topic} has no partition {partition}: it has {len(self._open_batches)}"
             )
         headers = list(headers)
-        fixed = None if partition is None else self._lanes[partition]
+        fixed = None if partition is None else self._open_batches[partition]
         if keys is None or fixed is not None:
             await self._fill(fixed, values, keys, headers, timestamp_ms)
         else:
@@ -198,16 +198,16 @@ class BatchProducer:
 
     async def _fill(
         self,
-        lane: _Lane | None,
+        fixed: _OpenBatch | None,
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None,
         headers: list[Header],
         timestamp_ms: int | None,
     ) -> None:
-        """Append to `lane`, or, if it is None, to the next lane after each full batch."""
+        """Append to the batch of one partition, or, without one, to the next after each full batch."""
         at, count = 0, len(values)
         while at < count:
-            into = lane or self._lanes[self._next_lane]
+            into = fixed or self._open_batches[self._next]
             append = self._open(into).append
             while at < count:
                 key = None if keys is None else keys[at]
@@ -219,7 +219,7 @@ class BatchProducer:
                 at += 1
             else:
                 return
-            self._next_lane = (self._next_lane + 1) % len(self._lanes)
+            self._next = (self._next + 1) % len(self._open_batches)
             await self._send_batch(into)
 
     async def _distribute(
@@ -229,33 +229,33 @@ class BatchProducer:
         headers: list[Header],
         timestamp_ms: int | None,
     ) -> None:
-        """Append each record to the lane of its key."""
-        chosen = partitions_of([key or b"" for key in keys], len(self._lanes)).tolist()
+        """Append each record to the batch of its key's partition."""
+        chosen = partitions_of([key or b"" for key in keys], len(self._open_batches)).tolist()
         for index, key, value in zip(chosen, keys, values, strict=True):
-            lane = self._lanes[self._next_lane if key is None else index]
-            batch = lane.batch or self._open(lane)
+            each = self._open_batches[self._next if key is None else index]
+            batch = each.batch or self._open(each)
             while (
                 batch.append(timestamp=timestamp_ms, key=key, value=value, headers=headers) is None
             ):
                 if key is None:
-                    self._next_lane = (self._next_lane + 1) % len(self._lanes)
-                await self._send_batch(lane)
-                batch = lane.batch or self._open(lane)
+                    self._next = (self._next + 1) % len(self._open_batches)
+                await self._send_batch(each)
+                batch = each.batch or self._open(each)
 
-    def _open(self, lane: _Lane) -> BatchBuilder:
-        if lane.batch is None:
-            lane.batch = self._producer.create_batch()
-        return lane.batch
+    def _open(self, each: _OpenBatch) -> BatchBuilder:
+        if each.batch is None:
+            each.batch = self._producer.create_batch()
+        return each.batch
 
-    async def _send_batch(self, lane: _Lane) -> None:
-        batch, lane.batch = lane.batch, None
+    async def _send_batch(self, each: _OpenBatch) -> None:
+        batch, each.batch = each.batch, None
         if batch is None:
             return
         batch.close()
         count = batch.record_count()
-        async with lane.lock:  # a fair lock: batches stay in order
+        async with each.lock:  # a fair lock: batches stay in order
             try:
-                sent = await self._producer.send_batch(batch, self.topic, partition=lane.partition)
+                sent = await self._producer.send_batch(batch, self.topic, partition=each.partition)
             except KafkaError as error:
                 self._failure = self._failure or error
                 self._check()
@@ -283,8 +283,8 @@ class BatchProducer:
             ) from self._failure
 
     async def _send_open_batches(self) -> None:
-        for lane in self._lanes:
-            await self._send_batch(lane)
+        for each in self._open_batches:
+            await self._send_batch(each)
 
     async def _send_lingering(self) -> None:
         with suppress(ProduceError):  # the next send or flush raises it

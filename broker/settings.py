@@ -99,8 +99,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         about("Port for /live, /ready and /metrics (Prometheus); 0 takes any free one."),
     ] = None
     http_host: Annotated[
-        str,
-        about("Address of the HTTP port; any but loopback needs --insecure."),
+        str, about("Address of the HTTP port; any but loopback needs --insecure.")
     ] = "127.0.0.1"
 
     tls_certificate: Annotated[

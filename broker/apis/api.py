@@ -19,7 +19,6 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
-from uuid import UUID
 
 import msgspec
 import structlog
@@ -61,9 +60,6 @@ NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
 
 LEADER_EPOCH: Final = i32(0)
 """The epoch of every partition: there is one node, so leadership never changes."""
-
-NO_TOPIC_ID: Final = UUID(int=0)
-"""The id of no topic; kio reads it as None."""
 
 SMALL_BYTES: Final = 8 * 1024
 """A request of this size is read in the time of a slice, however many elements it has."""

@@ -108,11 +108,7 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         (88, 89),
         levels=("streams.version",),
     ),
-    Unsupported(
-        "Delegation tokens (KIP-48)",
-        "Not served.",
-        (38, 39, 40, 41),
-    ),
+    Unsupported("Delegation tokens (KIP-48)", "Not served.", (38, 39, 40, 41)),
     Unsupported(
         "SASL by GSSAPI (Kerberos) and OAUTHBEARER",
         "Refused with UNSUPPORTED_SASL_MECHANISM and the list of mechanisms: PLAIN, SCRAM-SHA-256,"

@@ -47,8 +47,7 @@ class RuleScope:
         tuple[str, ...], _option("A transactional id; may be repeated.")
     ] = ()
     cluster: Annotated[
-        bool,
-        _option("The cluster: create any topic, describe groups and logs, alter the broker."),
+        bool, _option("The cluster: create any topic, describe groups and logs, alter the broker.")
     ] = False
     host: Annotated[
         tuple[str, ...], _option("An address of clients; default: any; may be repeated.")
@@ -73,10 +72,7 @@ class RuleScope:
 @app.command
 @reports
 def allow(
-    principal: str,
-    *operations: Operation,
-    scope: RuleScope | None = None,
-    acls: AclFile,
+    principal: str, *operations: Operation, scope: RuleScope | None = None, acls: AclFile
 ) -> None:
     """Allow operations on resources; create the file if it is missing.
 
@@ -99,10 +95,7 @@ def allow(
 @app.command
 @reports
 def deny(
-    principal: str,
-    *operations: Operation,
-    scope: RuleScope | None = None,
-    acls: AclFile,
+    principal: str, *operations: Operation, scope: RuleScope | None = None, acls: AclFile
 ) -> None:
     """Deny operations on resources, even where rules allow them; parameters as for `allow`.
 

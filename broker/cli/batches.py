@@ -11,14 +11,7 @@ from ..log.checkup import FoundBatch, found_batches
 from ..log.producers import read_marker
 from ..log.records import CODECS, BatchError, read_records
 from ..log.results import LogCorrupt
-from .terminal import (
-    CLEAN,
-    FAILED,
-    CommandError,
-    complain,
-    say,
-    text_or_base64,
-)
+from .terminal import CLEAN, FAILED, CommandError, complain, say, text_or_base64
 
 if TYPE_CHECKING:
     from pathlib import Path

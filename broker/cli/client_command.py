@@ -80,8 +80,7 @@ class ClientFlags:
         str | None, _flag("security_ssl_keyfile", "Private key (PEM) of the client certificate.")
     ] = None
     ssl_check_hostname: Annotated[
-        bool,
-        _flag("security_ssl_check_hostname", "Check that the certificate names the broker."),
+        bool, _flag("security_ssl_check_hostname", "Check that the certificate names the broker.")
     ] = True
 
     def ssl_context(self) -> ssl.SSLContext:
@@ -137,9 +136,7 @@ def client_settings(flags: ClientFlags | None) -> dict[str, Any]:
 # -- errors --------------------------------------------------------------------------------------
 
 
-def client_command(
-    command: Callable[Arguments, Awaitable[int | None]],
-) -> Callable[Arguments, int]:
+def client_command(command: Callable[Arguments, Awaitable[int | None]]) -> Callable[Arguments, int]:
     """Make a command of an async function that uses a cluster; see `terminal.reports`."""
 
     @functools.wraps(command)

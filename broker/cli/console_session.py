@@ -63,14 +63,7 @@ class Session:
         topics = await self.admin.topics()
         say(*(columns(["TOPIC", "PARTITIONS"], topics.items()) if topics else ["no topics"]))
 
-    async def create(
-        self,
-        topic: str,
-        /,
-        *,
-        partitions: int = -1,
-        config: Texts = (),
-    ) -> None:
+    async def create(self, topic: str, /, *, partitions: int = -1, config: Texts = ()) -> None:
         """Create a topic.
 
         Parameters

@@ -12,13 +12,7 @@ from .terminal import CLEAN, FAILED, AsJson, CommandError, Flag, reports, show
 
 
 @reports
-def doctor(
-    path: Path,
-    /,
-    *,
-    records: Flag = False,
-    as_json: AsJson = False,
-) -> int:
+def doctor(path: Path, /, *, records: Flag = False, as_json: AsJson = False) -> int:
     """Check the data directory of a broker that is not running, or show a segment; write nothing.
 
     Of a directory it reads every batch of every log, and checks CRCs, offsets, indexes, checkpoints,

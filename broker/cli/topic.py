@@ -55,10 +55,7 @@ async def create(
 @app.command(name="list")
 @client_command
 async def list_topics(
-    *,
-    internal: Flag = False,
-    as_json: AsJson = False,
-    client: ClientFlags | None = None,
+    *, internal: Flag = False, as_json: AsJson = False, client: ClientFlags | None = None
 ) -> None:
     """List the topics and how many partitions they have.
 

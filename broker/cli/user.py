@@ -33,11 +33,7 @@ UsersFile = Annotated[
 @app.command
 @reports
 def add(
-    name: str,
-    *,
-    users: UsersFile,
-    iterations: int = DEFAULT_ITERATIONS,
-    replace: Flag = False,
+    name: str, *, users: UsersFile, iterations: int = DEFAULT_ITERATIONS, replace: Flag = False
 ) -> None:
     """Add a user for PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512.
 

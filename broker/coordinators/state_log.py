@@ -15,13 +15,7 @@ import structlog
 from ..log.disk_work import do_in_thread, do_now
 from ..log.partition import PartitionLog
 from ..log.producers import ProducerIdentity, build_marker, read_marker
-from ..log.records import (
-    NO_PRODUCER_ID,
-    BatchError,
-    build_batch,
-    parse_header,
-    read_records,
-)
+from ..log.records import NO_PRODUCER_ID, BatchError, build_batch, parse_header, read_records
 from ..log.results import LogError
 
 if TYPE_CHECKING:

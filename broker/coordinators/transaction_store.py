@@ -49,10 +49,7 @@ def encode_transaction(transaction: TransactionalId) -> bytes:
     listed = [(topic, [index for _, index in partitions]) for topic, partitions in topics]
     parts = [
         _HEAD.pack(
-            _VERSION,
-            *transaction.producer,
-            transaction.timeout_ms,
-            _NUMBERS[transaction.state],
+            _VERSION, *transaction.producer, transaction.timeout_ms, _NUMBERS[transaction.state]
         ),
         _INT32.pack(len(listed)),
     ]
@@ -69,10 +66,7 @@ def _encode_flexible(transaction: TransactionalId) -> bytes:
     producer, last = transaction.producer, transaction.last
     out = bytearray(
         _HEAD.pack(
-            _FLEXIBLE_VERSION,
-            *producer,
-            transaction.timeout_ms,
-            _NUMBERS[transaction.state],
+            _FLEXIBLE_VERSION, *producer, transaction.timeout_ms, _NUMBERS[transaction.state]
         )
     )
     topics = itertools.groupby(sorted(transaction.partitions), key=lambda each: each[0])

@@ -173,8 +173,7 @@ class _LogCheckup:
         if first_offset is None:
             if point.recovery_point > point.log_start_offset:
                 self.into.damage(
-                    self.directory,
-                    f"its segments are missing, up to offset {point.recovery_point}",
+                    self.directory, f"its segments are missing, up to offset {point.recovery_point}"
                 )
             return
         if first_offset > point.log_start_offset:

@@ -148,11 +148,7 @@ def _blame(refused: list[tuple[int, str]]) -> str:
 
 
 def _in_codec(
-    data: memoryview | bytearray,
-    batch: BatchHeader,
-    codec: int,
-    level: int | None,
-    most_bytes: int,
+    data: memoryview | bytearray, batch: BatchHeader, codec: int, level: int | None, most_bytes: int
 ) -> bytearray | memoryview:
     if batch.compression == codec:
         return memoryview(data)[batch.position : batch.end]

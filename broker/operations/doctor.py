@@ -118,9 +118,7 @@ def _check_transaction(key: bytes, value: bytes | None) -> None:
         decode_transaction(transactional_id, value)
 
 
-def _state_check(
-    check: Callable[[bytes, bytes | None], None],
-) -> Callable[[FoundBatch], str]:
+def _state_check(check: Callable[[bytes, bytes | None], None]) -> Callable[[FoundBatch], str]:
     def check_batch(batch: FoundBatch) -> str:
         if batch.header.is_control:
             return ""

@@ -129,11 +129,7 @@ async def retain(topics: Topics, supervisor: Supervision, *, now_ms: int) -> Non
 
 
 async def compact(
-    partition: Partition,
-    topics: Topics,
-    *,
-    now_ms: int,
-    beat: Callable[[], None] = lambda: None,
+    partition: Partition, topics: Topics, *, now_ms: int, beat: Callable[[], None] = lambda: None
 ) -> bool:
     """Compact a log if it is due, during reads and appends; return whether it was compacted.
 

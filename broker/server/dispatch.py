@@ -72,13 +72,7 @@ class Client:
         *("repeater", "sasl", "session"),
     )
 
-    def __init__(
-        self,
-        listener: Listener,
-        host: str,
-        *,
-        close: Callable[[str], None],
-    ) -> None:
+    def __init__(self, listener: Listener, host: str, *, close: Callable[[str], None]) -> None:
         self.listener = listener
         self.host = host
         self.node_host = ""

@@ -77,9 +77,7 @@ async def _describe_quorum(
     context: RequestContext, request: entities.DescribeQuorumRequest
 ) -> entities.DescribeQuorumResponse:
     listener = entities.Listener(
-        name=context.listener.name,
-        host=context.node_host,
-        port=u16(context.node_port),
+        name=context.listener.name, host=context.node_host, port=u16(context.node_port)
     )
     return entities.DescribeQuorumResponse(
         error_code=ErrorCode.none,

@@ -103,11 +103,7 @@ async def check_offsets(
             elif not services.groups.accepts_metadata(metadata):
                 refused[partition] = ErrorCode.offset_metadata_too_large
             else:
-                accepted[partition] = (
-                    each.committed_offset,
-                    each.committed_leader_epoch,
-                    metadata,
-                )
+                accepted[partition] = (each.committed_offset, each.committed_leader_epoch, metadata)
     return accepted, refused
 
 

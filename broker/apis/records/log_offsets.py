@@ -168,9 +168,7 @@ _TO_HIGH_WATERMARK = -1
 
 
 @api(
-    "DeleteRecords",
-    max_version=2,
-    access=Access(each=("topics", Operation.DELETE, Resource.TOPIC)),
+    "DeleteRecords", max_version=2, access=Access(each=("topics", Operation.DELETE, Resource.TOPIC))
 )
 async def _delete_records(
     context: RequestContext, request: entities.DeleteRecordsRequest

@@ -546,10 +546,7 @@ def _forbidden(
 
 
 def _check_transaction(
-    context: RequestContext,
-    transactional_id: str | None,
-    partition: Partition,
-    batch: BatchHeader,
+    context: RequestContext, transactional_id: str | None, partition: Partition, batch: BatchHeader
 ) -> tuple[ErrorCode, str] | None:
     """Refuse transactional records outside the open transaction: they would hang (KIP-890)."""
     if not batch.is_transactional:
