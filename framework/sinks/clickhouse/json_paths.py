@@ -6,6 +6,7 @@ beside numbers, and a whole number is rounded beside fractions. A path with a ty
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _SUSPECT: Final = r'(?s)"[^"]*(\.|\\u002[eE])[^"]*"\s*:|\[.*(true|false|[0-9]{16})'
 _DOT: Final = " key with a dot"
 _ITEMS: Final = "[]"
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _EXACT: Final = 2**53  # every whole number up to it is a float
 
 
@@ -69,15 +71,29 @@ def _dotted(array: Array) -> Mask:
 
 
 def _in_texts(text: Array) -> dict[str, Mask]:
-    """Mark documents with such a key, or with such an array."""
+    """Mark texts that are no object, and objects with such a key, or with such an array."""
+    wrong = [row for row, each in enumerate(text.to_pylist()) if not _is_object(each)]
+    found: dict[str, list[int]] = {"": wrong, _DOT: [], _ITEMS: []}
     suspect = rows_where(pc.match_substring_regex(text, _SUSPECT))
     if suspect is None:
-        return {}
-    found: dict[str, list[int]] = {_DOT: [], _ITEMS: []}
+        suspect = np.zeros(0, np.bool_)
     for row in np.flatnonzero(suspect).tolist():
         for place in _places(_document(text[row].as_py())):
             found[place].append(row)
     return {place: mask_of(rows, len(text)) for place, rows in found.items() if rows}
+
+
+def _is_object(text: str | bytes | None) -> bool:
+    if text is None:
+        return True
+    try:
+        _OBJECT.decode(text)
+    except (ValueError, RecursionError):  # also for lone surrogates, which the server takes
+        try:
+            return isinstance(json.loads(text), dict)
+        except (ValueError, RecursionError):
+            return False
+    return True
 
 
 def _document(text: str | bytes) -> Any:

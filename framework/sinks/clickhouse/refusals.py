@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
 
 from ...columns.kinds import whole
 from ...columns.reasons import cannot_hold
@@ -15,8 +16,6 @@ from .types import is_cast_by_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import pyarrow as pa
 
     from ..answers import Answer
     from ..planning import Section
@@ -67,9 +66,16 @@ class Refusals:
             explained[row] += (
                 f" (one of {size} rows that were not tried alone: too many are refused)"
             )
-        for row, answer in self._alone.items():
-            explained[row] = named(self.block.columns, self.block.table.slice(row, 1), answer)
+        for answer, rows in self._by_answer().items():
+            part = self.block.table.take(pa.array(rows))
+            explained.update(zip(rows, named(self.block.columns, part, answer), strict=True))
         return explained
+
+    def _by_answer(self) -> dict[Answer, list[int]]:
+        found: dict[Answer, list[int]] = {}
+        for row, answer in self._alone.items():
+            found.setdefault(answer, []).append(row)
+        return found
 
 
 def unconvertible(
@@ -89,17 +95,19 @@ def unconvertible(
     return dict.fromkeys(np.flatnonzero(there).tolist(), reason)
 
 
-def named(columns: Sequence[ClickHouseColumn], row: pa.Table, answer: Answer) -> str:
-    """Return the reason of one refused row with the column that the answer is about, where that is clear."""
+def named(columns: Sequence[ClickHouseColumn], rows: pa.Table, answer: Answer) -> Sequence[str]:
+    """Return the reasons of refused rows with the column that the answer is about, where that is clear."""
     where = _EXECUTING.search(answer.message)
-    sent = [each for each in columns if each.name in row.column_names]
+    sent = [each for each in columns if each.name in rows.column_names]
     about = [
         each
         for each in sent
         if where and re.search(rf"(?<!\w){re.escape(each.name)}(?!\w)", where[0])
     ] or [each for each in sent if is_cast_by_server(each.type)]
     if len(about) != 1:
-        return answer.reason
+        return [answer.reason] * rows.num_rows
     (column,) = about
-    (value,) = python_values(whole(row.column(column.name)))
-    return f"{cannot_hold(column.name, column.type_name, value)}: {answer.reason}"
+    return [
+        f"{cannot_hold(column.name, column.type_name, value)}: {answer.reason}"
+        for value in python_values(whole(rows.column(column.name)))
+    ]

@@ -68,7 +68,8 @@ _INTERVALS = (
 _WIDE_INTEGERS = {"Int128": 127, "Int256": 255, "UInt128": 128, "UInt256": 256}
 _WIDE_BYTES = {"Int128": 16, "UInt128": 16, "Int256": 32, "UInt256": 32}
 _INTEGER = r"^[+-]?[0-9]{1,78}$"
-_IPV4 = r"^((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)$"
+_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_IPV4 = rf"^({_BYTE}\.){{3}}{_BYTE}$"
 
 
 def type_of(text: str) -> ColumnType:

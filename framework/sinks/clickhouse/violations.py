@@ -27,7 +27,7 @@ _VIOLATED: Final = re.compile(
     r"Constraint (?P<name>`.*?`) .*?is violated.*?Expression: (?P<expression>.*?)\. Column values",
     re.DOTALL,
 )
-_ROW: Final = "_kmr_row"
+ROW: Final = "_kmr_row"
 _AT_A_TIME: Final = 16_384  # rows
 SOURCE_SETTINGS: Final = {"max_query_size": 1 << 31, "max_ast_elements": 1_000_000}
 
@@ -61,12 +61,12 @@ async def violations(
     for start in range(0, rows.num_rows, _AT_A_TIME):
         part = rows.slice(start, _AT_A_TIME).select([each.name for each in used])
         source = await run_in_thread(rows_as_source, used, part)
-        query = f"SELECT {_ROW} FROM {source} WHERE NOT ({expression})"  # noqa: S608
+        query = f"SELECT {ROW} FROM {source} WHERE NOT ({expression})"  # noqa: S608
         try:
             answer = await connection.rows(query, {}, SOURCE_SETTINGS)
         except Exception:  # noqa: BLE001  bisecting finds them, too
             return {}
-        bad += [start + row[_ROW] for row in answer]
+        bad += [start + row[ROW] for row in answer]
     shown = _shown(rows.select([each.name for each in used]).take(bad))
     return {
         row: f"constraint {name} {expression}: {values}"
@@ -78,12 +78,12 @@ def rows_as_source(columns: Sequence[ClickHouseColumn], part: pa.Table) -> str:
     """Return SQL of a table with these columns of some rows, and their numbers as `_kmr_row`."""
     structure = "".join(f"{quote_identifier(each.name)} {each.type_name}, " for each in columns)
     numbers = pa.array(range(part.num_rows), pa.uint32())
-    part = part.select([each.name for each in columns]).append_column(_ROW, numbers)
+    part = part.select([each.name for each in columns]).append_column(ROW, numbers)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, part.schema) as stream:
         stream.write_table(part.combine_chunks())
     data = sink.getvalue().to_pybytes().hex()
-    return f"format(ArrowStream, {quote_text(f'{structure}{_ROW} UInt32')}, unhex('{data}'))"
+    return f"format(ArrowStream, {quote_text(f'{structure}{ROW} UInt32')}, unhex('{data}'))"
 
 
 def _shown(rows: pa.Table) -> list[str]:
