@@ -79,6 +79,8 @@ def plain(array: Array) -> Array:
     if isinstance(kind, pa.BaseExtensionType):
         return plain(array.storage)
     if pa.types.is_dictionary(kind):
+        if pa.types.is_string_view(kind.value_type) or pa.types.is_binary_view(kind.value_type):
+            array = pa.DictionaryArray.from_arrays(array.indices, plain(array.dictionary))
         return plain(array.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):
         return plain(pc.call_function("run_end_decode", [array]))

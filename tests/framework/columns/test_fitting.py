@@ -291,3 +291,9 @@ def test_views_inside_of_lists_of_a_fixed_size_are_made_known_to_kernels() -> No
     table = known_to_kernels(pa.table({"v": of_views, "n": of_numbers}))
     assert table.take([0]).to_pylist() == [{"v": ["a", None], "n": [1, 2]}]
     assert table["n"].type == of_numbers.type
+
+
+def test_the_values_of_a_dictionary_may_be_views() -> None:
+    views = pa.array(["1", "2", None], pa.string_view()).dictionary_encode()
+    assert fit(views, pa.int64()).array.to_pylist() == [1, 2, None]
+    assert fit(views, pa.string()).array.to_pylist() == ["1", "2", None]
