@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import numpy as np
-import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
 from ...service.threads import run_in_thread
@@ -28,6 +27,7 @@ from .violations import ROW, SOURCE_SETTINGS, rows_as_source
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from .client import ClickHouseConnection
@@ -186,7 +186,7 @@ class _Search:
 
     async def _try(self, numbers: NDArray[np.int64]) -> Answer | None:
         """Return the server's answer if an expression raises for one of these rows."""
-        part = self._rows.take(pa.array(numbers))
+        part = self._rows.take(numbers)
         source = await run_in_thread(rows_as_source, self._columns, part)
         query = f"SELECT max(ignore({self._expressions})) FROM {source}"  # noqa: S608
         try:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SLOW: Final = [HealthCheck.too_slow]
 
 
-def encoded(form: ValueFormat, rows: pa.Table) -> tuple[list[bytes], Mapping[int, str]]:
+def encoded(form: ValueFormat, rows: pa.Table) -> tuple[list[Any], Mapping[int, str]]:
     """The values of the rows that can be written, in order, and the reasons of the others."""
     failures: dict[int, str] = {}
     kept = list(range(rows.num_rows))
