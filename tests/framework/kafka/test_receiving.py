@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,12 @@ from aiokafka.protocol.fetch import FetchRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kmr.broker import Broker, BrokerSettings
+from kmr.broker.client import BatchProducer
 from kmr.kafka.receiving import ResponseReceiver, receive_in_place
 
 if TYPE_CHECKING:
-    from kmr.broker import Broker
-
-    from .members import Produce
+    from pathlib import Path
 
 SMALL, LARGE = 10, 70_000
 
@@ -96,23 +97,35 @@ def test_a_response_that_makes_no_sense_closes_the_connection(frame: bytes) -> N
     assert len(connection.closed) == 1
 
 
-async def test_a_large_response_of_a_broker_is_that_of_aiokafka(
-    broker: Broker, produce: Produce
+async def test_a_large_response_of_a_broker_is_that_of_aiokafka_also_by_tls(
+    tmp_path: Path, certificates: Any
 ) -> None:
-    await produce("t", [b"%d" % number * 1000 for number in range(250)])
+    settings = BrokerSettings(
+        data_dir=tmp_path,
+        listeners=("PLAIN=plaintext://127.0.0.1:0", "TLS=ssl://localhost:0"),
+        tls_certificate=certificates.certificate,
+        tls_key=certificates.key,
+    )
+    tls = {
+        "security_protocol": "SSL",
+        "ssl_context": ssl.create_default_context(cafile=certificates.authority),
+    }
     request = FetchRequest(500, 1, 2**24, 0, [("t", [(0, 0, 2**24)])])
     found = []
-    for is_ours in (False, True):
-        client = AIOKafkaClient(bootstrap_servers=broker.bootstrap_servers)
-        if is_ours:
-            receive_in_place(client)
-        await client.bootstrap()
-        try:
-            (node,) = client.cluster.brokers()
-            found.append(await client.send(node.nodeId, request))
-            found.append(await client.send(node.nodeId, request))
-        finally:
-            await client.close()
+    async with Broker(settings) as broker:
+        async with BatchProducer(broker.listeners["PLAIN"], "t") as producer:
+            await producer.send([b"%d" % number * 1000 for number in range(250)], partition=0)
+        for is_ours, listener in ((False, "PLAIN"), (True, "PLAIN"), (True, "TLS")):
+            options: dict[str, Any] = tls if listener == "TLS" else {}
+            client = AIOKafkaClient(bootstrap_servers=broker.listeners[listener], **options)
+            if is_ours:
+                receive_in_place(client)
+            await client.bootstrap()
+            try:
+                (node,) = client.cluster.brokers()
+                found += [await client.send(node.nodeId, request) for _ in range(2)]
+            finally:
+                await client.close()
     ((_, ((*_, records),)),) = found[0].topics
     assert len(records) > 400_000
     assert all(each.topics == found[0].topics for each in found)
