@@ -16,7 +16,7 @@ from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError, reason_of
 from .lookups.given import GivenRows, empty_tables
 from .lookups.source import TableSource
-from .mapping.annotations import check_call, check_resources, parameters_of
+from .mapping.annotations import check_call, check_resources, check_result, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Changes, Inputs, Tombstones
 from .mapping.resources import accepted
@@ -373,6 +373,7 @@ class Strategy(metaclass=Checked):
             parameters = parameters_of(
                 self.map, decoded=self.value is not None, tables=self.tables or ()
             )
+            check_result(self.map)
             inputs = replace(inputs, parameters=parameters, is_timed=is_timed)
             return replace(spec, inputs=inputs)
         if spec.per == "batch":

@@ -12,7 +12,8 @@ from ..columns.tagged_rows import branches, is_tagged, schemas
 from ..errors import SinkError, StrategyError, reason_of
 from ..memory.distinct import Distinct
 from ..record import of_records
-from ..reducers.collect import Collecting
+from ..reducers.aggregate import Aggregate
+from ..reducers.collect import Batcher, Collecting
 from ..reducers.reducer import Limits, Reducer, Retry, close_all
 from ..reducers.sink import NEW, Capabilities, Refusal, RowsRefused, Sink, capabilities_of
 from .branch import Branch
@@ -138,7 +139,11 @@ class Branches(Collecting, Sink):
     def __init__(
         self, chains: Mapping[str, Sequence[Reducer]], others: PerName | None = None
     ) -> None:
-        self._branches = {name: Branch(name, reducers) for name, reducers in chains.items()}
+        self._branches: dict[str, Branch] = {}
+        for name, reducers in chains.items():
+            branch = Branch(name, reducers)
+            self._require_own_table(branch)
+            self._branches[name] = branch
         self._others = others
         self._example = () if others is None else _example_of(others)
         super().__init__(**_limits([reducers[0] for reducers in self._chains().values()]))
@@ -268,6 +273,7 @@ class Branches(Collecting, Sink):
             try:
                 branch = Branch(name, self._others.chain(name))
                 self._require_guarantee(branch)
+                self._require_own_table(branch)
                 await branch.open(self._context, of_records(schema), self._master(name))
             except StrategyError as error:
                 text = str(error).removeprefix(f"branch {name}: ")
@@ -281,6 +287,19 @@ class Branches(Collecting, Sink):
         own = _weakest({branch.name: branch.reducers}).delivery
         if own != self.capabilities.delivery and self.capabilities.delivery == "exactly-once":
             raise StrategyError(f"it is {own}, the others are exactly-once; make all alike")
+
+    def _require_own_table(self, branch: Branch) -> None:
+        """Check that neither its reducers nor a count in its table have rows of another branch."""
+        for other in self._branches.values():
+            if any(mine is its for mine in branch.reducers for its in other.reducers):
+                raise StrategyError(
+                    f"branches {other.name} and {branch.name} have one reducer object; make one for each"
+                )
+            if _counts_in(other) is not None and _counts_in(other) == _counts_in(branch):
+                raise StrategyError(
+                    f"branches {other.name} and {branch.name} write to one table, whose counts could not "
+                    "tell their rows apart; give it one branch: a common base class as the key, or one name"
+                )
 
     async def examine(self, context: Context) -> Sequence[Finding]:
         known = _known(context)
@@ -301,6 +320,12 @@ class Branches(Collecting, Sink):
 
     def __str__(self) -> str:
         return f"branches {', '.join(self._chains())}"
+
+
+def _counts_in(branch: Branch) -> tuple[str, ...] | None:
+    last = branch.reducers[-1]
+    exact = isinstance(last, Sink) and last.capabilities.delivery == "exactly-once"
+    return last.counts_in if exact else None
 
 
 class _NoBranch(Exception):
@@ -347,6 +372,11 @@ def as_chain(given: object, what: str) -> tuple[Reducer, ...]:
                 f"{what}: {type(reducer).__name__} writes, so it must be the last of its chain; "
                 "give each writer a branch of its own"
             )
+    if type(chain[-1]) in (Aggregate, Batcher):
+        raise StrategyError(
+            f"{what}: {type(chain[-1]).__name__} is the last and writes nothing, so its rows would be lost; "
+            "put a writer of kmr.sinks after it, or Collect(function)"
+        )
     return chain
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 from ..errors import StrategyError
 from ..frames import kind_of
@@ -52,6 +55,33 @@ def _row_classes(annotation: Any) -> set[type]:
     if origin in _SEVERAL and arguments:
         return _row_classes(arguments[0])
     return set()
+
+
+_NO_ROW: Final = (str, bytes, int, float, bool, complex, date, time, timedelta, Decimal, UUID)
+
+
+def check_result(function: object) -> None:
+    """Check that the return annotation of a per-record function names what can become rows.
+
+    Raises:
+        StrategyError: it names a single value, such as `str`.
+    """
+    wrong = _single_value(_hints(function).get("return"))
+    if wrong is not None:
+        name = getattr(function, "__qualname__", repr(function))
+        raise StrategyError(
+            f"map={name} returns {wrong.__name__} by its annotation, which is no row; return a dict, a "
+            "dataclass or a msgspec Struct, or correct the annotation"
+        )
+
+
+def _single_value(annotation: Any) -> type | None:
+    if isinstance(annotation, type) and issubclass(annotation, _NO_ROW):
+        return annotation
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin not in (Union, types.UnionType):
+        arguments = arguments[:1] if origin in _SEVERAL else ()
+    return next((wrong for each in arguments if (wrong := _single_value(each))), None)
 
 
 def at_most_one_row(function: object) -> bool:

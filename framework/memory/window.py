@@ -11,7 +11,7 @@ from ..config.schema import parse_duration
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
 from ..record import COORDINATES, Rows
-from ..reducers.aggregate import ALL, AggregateFunction
+from ..reducers.aggregate import ALL, AggregateFunction, sources_and_functions
 from ..reducers.collect import Collecting
 from ..reducers.sink import Refusal, RowsRefused
 from .session_state import SessionState
@@ -142,7 +142,7 @@ class Window(Collecting):
         self.correct = 0 if correct is None else _micros("correct", correct)
         self._check_corrections()
         self.time, self.by, self.keyed = time, list(by), keyed
-        self.columns = _pairs(columns)
+        self.columns = sources_and_functions("Window", columns)
         if self.session is not None and self.session > self.length:
             raise StrategyError(f"Window: max={max!r} is shorter than session={session!r}, the gap")
         if self.length % self.every or self.length // self.every > _MOST_HOPS:
@@ -361,14 +361,3 @@ def _micros(name: str, given: str | float, *, zero: bool = False) -> int:
     if micros > _LONGEST:
         raise StrategyError(f"Window: {name} must be less than ten years, not {given!r}")
     return micros
-
-
-def _pairs(columns: Mapping[str, Any]) -> dict[str, tuple[str, str | WindowFunction]]:
-    """Return the columns with their sources and functions. Raises StrategyError."""
-    try:
-        return {name: (source, function) for name, (source, function) in dict(columns).items()}
-    except (TypeError, ValueError):
-        raise StrategyError(
-            'Window: columns has for each new column its source and its function: {"hits": ("*", "count"), '
-            f'"ms": ("ms", "mean")}}, not {columns!r}'
-        ) from None

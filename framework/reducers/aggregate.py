@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 
@@ -11,7 +12,7 @@ from ..errors import StrategyError
 from .collect import Collecting, one_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ..record import Rows
     from .reducer import Limits
@@ -57,7 +58,7 @@ class Aggregate(Collecting):
         if isinstance(by, str) or not by:
             raise StrategyError(f"Aggregate: by must be a list of at least one column, not {by!r}")
         self.by = list(by)
-        self.columns = dict(columns)
+        self.columns = sources_and_functions("Aggregate", columns)
         for name, (source, function) in self.columns.items():
             if function not in _FUNCTIONS:
                 raise StrategyError(
@@ -102,6 +103,22 @@ class Aggregate(Collecting):
             raise StrategyError(
                 f"Aggregate: the rows have no column {missing[0]!r}, only {columns}"
             )
+
+
+def sources_and_functions(what: str, columns: Any) -> dict[str, tuple[str, Any]]:
+    """Return the new columns with their sources and functions.
+
+    Raises:
+        StrategyError: `columns`, a parameter of `what`, has another shape.
+    """
+    is_mapping = isinstance(columns, Mapping)
+    pairs = list(columns.values()) if is_mapping else []
+    if not is_mapping or any(type(pair) not in (tuple, list) or len(pair) != 2 for pair in pairs):
+        raise StrategyError(
+            f'{what}: columns has for each new column its source and its function: {{"hits": ("*", "count"), '
+            f'"ms": ("ms", "mean")}}, not {columns!r}'
+        )
+    return {name: (source, function) for name, (source, function) in columns.items()}
 
 
 _ROW: Final = "kmr row"

@@ -168,6 +168,11 @@ class Sink(Reducer):
         """Return new transactions for all copies of the sink; called where it `commits_offsets`."""
         raise NotImplementedError
 
+    @property
+    def counts_in(self) -> tuple[str, ...] | None:
+        """The name of the table in which the sink counts the rows of a range; None: it counts none."""
+        return None
+
     def topic_written(self, bootstrap_servers: str) -> str | None:
         """Return the topic that the sink writes to, if it is on the cluster with these addresses."""
         return None

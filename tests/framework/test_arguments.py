@@ -92,3 +92,9 @@ def test_a_column_of_order_by_that_may_be_null_is_named() -> None:
     declared = Strategy(value=Json(Hit), reduce=writer).schema_of("reduce-1")
     (doubt,) = writer.doubts(declared)
     assert doubt.startswith("column path may be null")
+
+
+def test_a_missing_column_of_order_by_is_a_doubt_unless_it_is_an_expression() -> None:
+    writer = ClickHouseWriter("t", create=True, order_by=["nope", "offset", "lower(path)"])
+    [doubt] = writer.doubts(pa.schema({"path": pa.string()}))
+    assert doubt.startswith("order_by names nope, which the rows do not have")

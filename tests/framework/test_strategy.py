@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from kmr import ErrorLimit, Strategy, TopicMap
+from kmr import Aggregate, ErrorLimit, Strategy, TopicMap
 from kmr.delivery.failures import FAILED_SCHEMA
 from kmr.errors import StrategyError
 from kmr.kafka.subscription import Subscription
@@ -33,6 +33,14 @@ def writer(**limits: Any) -> MemoryWriter:
         (
             {"reduce": [ClickHouseWriter("a"), ClickHouseWriter("b")]},
             "ClickHouseWriter writes, so it must be the last of its chain",
+        ),
+        (
+            {"reduce": [writer(forward=True), Batcher()]},
+            "Batcher is the last and writes nothing, so its rows would be lost",
+        ),
+        (
+            {"reduce": Aggregate(["a"], {"n": ("*", "count")})},
+            "Aggregate is the last and writes nothing",
         ),
         ({"map": 3}, "map=3 is not a function"),
         ({"reduce": []}, "reduce= is empty"),

@@ -11,6 +11,7 @@ import pyarrow as pa
 import structlog
 
 from ...errors import KmrError, SinkError, StrategyError
+from ...record import COORDINATES
 from ...reducers.sink import declared_columns
 from ...service.threads import run_in_thread
 from ..answers import connected, of_clickhouse, one_line
@@ -323,12 +324,23 @@ class ClickHouseWriter(RangeWriter):
         database, _, name = self.table.rpartition(".")
         return ClickHouseAddress.of(self.url, self.database or database or None), name
 
+    @property
+    def counts_in(self) -> tuple[str, ...]:
+        database, _, name = self.table.rpartition(".")
+        return self.url or "", self.database or database, name
+
     def doubts(self, declared: pa.Schema | None) -> Sequence[str]:
-        """Name the columns of `order_by` that may be null: there a null goes to `reduce_err`."""
+        """Name the columns of `order_by` that are missing or may be null: a null goes to `reduce_err`."""
         schema = self.create if isinstance(self.create, pa.Schema) else declared
         if not self.create or schema is None or self.layout.order_by is None or self._versions:
             return ()
-        return [
+        known = {*schema.names, *COORDINATES.names}
+        missing = [
+            f"order_by names {name}, which the rows do not have, so the table cannot be made"
+            for name in self.layout.order_by
+            if name.isidentifier() and name not in known
+        ]
+        return missing or [
             f"column {name} may be null, and a column of order_by never is in the table: rows with a null go "
             f"to reduce_err. Declare it without null, or order by ifNull({name}, ...)"
             for name in self.layout.order_by

@@ -131,8 +131,10 @@ class KafkaWriter(Collecting, Sink):
     ) -> None:
         super().__init__(**limits)
         name = type(self).__name__
-        if not topic:
-            raise StrategyError(f"{name}: topic is empty")
+        if not re.fullmatch(r"[\w.-]{1,249}", topic, re.ASCII):
+            raise StrategyError(
+                f"{name}: {topic!r} cannot be the name of a topic: 1 to 249 letters, digits, '.', '_' and '-'"
+            )
         if acks not in ("all", 1):
             raise StrategyError(
                 f"{name}: acks must be 'all' or 1, not {acks!r}: "

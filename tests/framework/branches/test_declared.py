@@ -256,11 +256,16 @@ def test_the_weakest_guarantee_counts() -> None:
         ({"a": [sink(), sink()]}, "StreamWriter writes, so it must be the last of its chain"),
         ({"a": per_name(lambda _: sink(), at_most=1)}, "give it to OTHER"),
         (
+            {"a": ClickHouseWriter("d.t"), "b": ClickHouseWriter("t", database="d")},
+            "branches a and b write to one table, whose counts could not tell their rows apart",
+        ),
+        (dict.fromkeys(("a", "b"), sink()), "branches a and b have one reducer object"),
+        (
             {"a": KafkaWriter("t", delivery="exactly-once"), "b": ClickHouseWriter("t")},
             "branch a commits offsets in a transaction, and branch b cannot be a part of it",
         ),
         (
-            {"a": ClickHouseWriter("t", when_full="backpressure"), "b": ClickHouseWriter("t")},
+            {"a": ClickHouseWriter("t", when_full="backpressure"), "b": ClickHouseWriter("u")},
             "their when_full differs",
         ),
     ],

@@ -65,9 +65,10 @@ def test_without_a_statement_the_error_shows_how_to_give_one(
 
 TABLES = """
 import json
+import sys
 import pyarrow as pa
-from kmr import Batcher, Strategy, map_record
-from kmr.sinks import ClickHouseWriter
+from kmr import Strategy, map_record
+from kmr.sinks import ClickHouseWriter, StreamWriter
 
 @map_record(schema=pa.schema([pa.field("ts", pa.timestamp("us", "UTC"), nullable=False), ("x", pa.int8())]))
 def parse(record): return None
@@ -78,7 +79,7 @@ def untyped(record): return json.loads(record.value)
 dead = ClickHouseWriter("cli_dead", ttl="timestamp + INTERVAL 1 DAY")
 strategy = Strategy(parse, [ClickHouseWriter("cli_made")], reduce_err=dead)
 undeclared = Strategy(untyped, [ClickHouseWriter("cli_made")], reduce_err=dead)
-elsewhere = Strategy(parse, [Batcher()])
+elsewhere = Strategy(parse, [StreamWriter(sys.stdout)])
 """
 
 

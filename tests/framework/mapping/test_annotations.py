@@ -13,7 +13,7 @@ import pytest
 
 from kmr import Record, Strategy, map_batch, map_record
 from kmr.errors import StrategyError
-from kmr.mapping.annotations import parameters_of, row_class_of
+from kmr.mapping.annotations import check_result, parameters_of, row_class_of
 from kmr.mapping.functions import apply, spec_of
 from kmr.testing import Journal, MemoryWriter, batch_of
 
@@ -106,6 +106,26 @@ def test_parameters_that_cannot_be_called_are_refused(
 def test_a_map_per_batch_that_cannot_be_called_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(StrategyError, match=r"<lambda>.* is called with the batch: "):
         Strategy(map=map_batch(function), reduce=[MemoryWriter(Journal())])
+
+
+def a_text(record: Record) -> str: ...  # type: ignore[empty-body]
+def a_row_or_a_number(record: Record) -> Row | int: ...  # type: ignore[empty-body]
+def some_texts(record: Record) -> list[str | None]: ...  # type: ignore[empty-body]
+def named_rows(record: Record) -> list[tuple[Row, str]] | dict[str, int] | None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "named"), [(a_text, "str"), (a_row_or_a_number, "int"), (some_texts, "str")]
+)
+def test_a_map_that_returns_single_values_by_its_annotation_is_refused(
+    function: Callable[..., Any], named: str
+) -> None:
+    with pytest.raises(StrategyError, match=f"returns {named} by its annotation, which is no row"):
+        Strategy(map=function, reduce=[MemoryWriter(Journal())])
+
+
+def test_a_row_with_its_name_and_a_dict_are_rows_by_their_annotations() -> None:
+    check_result(named_rows)
 
 
 RECORDS = batch_of("t", 0, 5, [b"1", b"2", b"3"]).records

@@ -96,6 +96,11 @@ def test_a_type_that_does_not_go_with_the_function_is_explained() -> None:
         (["k"], {"k": ("x", "sum")}, r"\['k'\] are in both by and columns"),
         ([], {}, "at least one column"),
         ("k", {}, "at least one column, not 'k'"),
+        (["k"], {"n": "count"}, "its source and its function: .*, not {'n': 'count'}"),
+        (["k"], {"n": "ab"}, "its source and its function"),
+        (["k"], {"n": ("x", "sum", "y")}, "its source and its function"),
+        (["k"], ["n"], "its source and its function"),
+        (["k"], None, "its source and its function"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_at_once(
