@@ -324,8 +324,9 @@ class Branches(Collecting, Sink):
 
 def _counts_in(branch: Branch) -> tuple[str, ...] | None:
     last = branch.reducers[-1]
-    exact = isinstance(last, Sink) and last.capabilities.delivery == "exactly-once"
-    return last.counts_in if exact else None
+    if not isinstance(last, Sink) or last.capabilities.delivery != "exactly-once":
+        return None
+    return last.counts_in
 
 
 class _NoBranch(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from kmr import Aggregate, ErrorLimit, Json, Strategy

@@ -127,7 +127,7 @@ def test_the_attributes_of_a_third_party_sink_decide_its_place_and_its_findings(
     said = texts(in_tasks, in_driver, stage="reduce-2")
     assert "guarantee: ThirdPartySink: exactly once, by names\n" in said
     assert "from here on the driver runs the strategy" in said
-    said = texts(COUNT, stage="reduce-err", reduce_err=in_tasks)
+    said = texts(COUNT, in_driver, stage="reduce-err", reduce_err=in_tasks)
     assert "exactly once, by names of errors; runs in the driver" in said
 
 
@@ -165,8 +165,10 @@ def test_transactions_are_refused_unless_the_strategy_is_at_least_once() -> None
 
 
 def test_the_error_sink_runs_in_the_driver_or_is_missing() -> None:
-    assert "stops the query" in texts(COUNT, stage="reduce-err")
-    found = texts(COUNT, stage="reduce-err", reduce_err=StreamWriter("stderr"))
+    assert "stops the query" in texts(COUNT, ClickHouseWriter("t"), stage="reduce-err")
+    found = texts(
+        COUNT, ClickHouseWriter("t"), stage="reduce-err", reduce_err=StreamWriter("stderr")
+    )
     assert "StreamWriter: at least once; runs in the driver" in found
 
 
