@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Else each of the hundreds of processes that tests start would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo docs test search check bench chaos simulate image interop interop-kafka clean
+.PHONY: help demo docs test search check bench chaos simulate image interop interop-kafka interop-delta clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ interop: ## real clients' own test suites against our broker (ARGS="--list", "--
 interop-kafka: ## the framework against Apache Kafka itself, fetched from Maven Central
 	@tools/install dev demo
 	@.venv/bin/python -m interop.kafka $(ARGS)
+
+interop-delta: ## changes into Delta itself, by the Spark engine and by workers, which are killed around a MERGE
+	@tools/install dev demo
+	@.venv/bin/python -m interop.delta $(ARGS)
 
 clean: ## remove everything that was built, and the demo's files
 	rm -rf .venv .kmr build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

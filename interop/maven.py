@@ -107,7 +107,7 @@ def _download(url: str) -> bytes:
             if attempt == _ATTEMPTS:
                 reason = error.reason if isinstance(error, URLError) else error
                 raise FetchFailed(
-                    f"{url} cannot be reached: {reason}. Apache Kafka comes from Maven Central; "
+                    f"{url} cannot be reached: {reason}. The jars come from Maven Central; "
                     f"where that is out of reach, set {REPOSITORY_VARIABLE} to a mirror's URL"
                 ) from error
         time.sleep(_PAUSE * attempt)

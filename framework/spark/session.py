@@ -210,10 +210,15 @@ def _reuse(session: SparkSession, master: str | None, settings: Mapping[str, str
             raise SparkUnavailable(
                 f"a Spark session runs on {current} in this process, not on {master}; stop it first"
             )
-    for key, value in {**SETTINGS, **settings}.items():
+    apply_settings(session, settings)
+    return session
+
+
+def apply_settings(session: SparkSession, settings: Mapping[str, str] | None = None) -> None:
+    """Apply ours and these settings to a session, but those that it accepts at its launch only."""
+    for key, value in {**SETTINGS, **(settings or {})}.items():
         if session.conf.isModifiable(key):
             session.conf.set(key, value)
-    return session
 
 
 def _first_line(error: Exception) -> str:

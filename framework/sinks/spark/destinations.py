@@ -1,6 +1,7 @@
 """Destinations of a flush: the files of a table of Parquet files, or Spark's own writer.
 
-The files are those of `ParquetWriter`, at the table's location. Both destinations have the same methods.
+The files are those of `ParquetWriter`, at the table's location. All destinations have the same methods;
+`merging` has the one for changes.
 `write` and `write_frame` may be called again with the same part; `publish` is called when all parts of a
 flush are written. `doubt` says why a part that is written again may be doubled, None if no part is;
 `doubles` answers for one part.
@@ -9,7 +10,7 @@ flush are written. `doubt` says why a part that is written again may be doubled,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -80,6 +81,20 @@ class TableFiles:
         self._new = set()
 
 
+def transaction_of(part: RangeRows) -> tuple[str, str] | None:
+    """Return Delta's `txnAppId` and `txnVersion` for a part; None for rows of several partitions.
+
+    Delta skips a version that is not above the last one of the same application.
+    """
+    span = part.span
+    if span is None:
+        return None
+    application = f"kmr:{span.group}:{span.topic}:{span.partition}"
+    if span.generation:  # else Delta would skip what a reset reads again
+        application += f"@{span.generation}"
+    return application, str(span.last)
+
+
 @dataclass(slots=True)
 class SparkDestination:
     """DataFrames that Spark writes: for formats and file systems that only Spark supports.
@@ -108,12 +123,9 @@ class SparkDestination:
     def write_frame(self, part: RangeRows, frame: DataFrame) -> None:
         """Write a DataFrame: replace the directory of a part, or append with Delta's transaction id."""
         writer: Any = frame.write.format(self.format).options(**self.options)
-        if self.format == "delta" and part.span is not None:
-            span = part.span
-            application = f"kmr:{span.group}:{span.topic}:{span.partition}"
-            if span.generation:  # else Delta would skip what a reset reads again
-                application += f"@{span.generation}"
-            writer = writer.option("txnAppId", application).option("txnVersion", str(span.last))
+        if self.format == "delta" and (transaction := transaction_of(part)) is not None:
+            application, version = transaction
+            writer = writer.option("txnAppId", application).option("txnVersion", version)
         if self.table is not None:
             writer.mode("append").saveAsTable(self.table.identifier)
             return
@@ -135,10 +147,9 @@ class SparkDestination:
         """Do nothing: Spark knows its own files."""
 
 
-Destination: TypeAlias = TableFiles | SparkDestination
-
-
-def choose_table(session: SharedSession, name: str, options: Mapping[str, str]) -> Destination:
+def choose_table(
+    session: SharedSession, name: str, options: Mapping[str, str]
+) -> TableFiles | SparkDestination:
     """Choose how to write to a table: Parquet files from here if possible, else by Spark.
 
     Raises:
@@ -207,7 +218,7 @@ class CatalogTable:
         """Add new partitions to the table, and refresh Spark's list of its files."""
         specs = [
             ", ".join(
-                f"{_quote(column)} = {_literal(value)}"
+                f"{quote(column)} = {_literal(value)}"
                 for column, value in zip(self.partition_by, values, strict=True)
             )
             for values in partitions
@@ -227,7 +238,7 @@ def read_table(session: SparkSession, name: str) -> CatalogTable:
     from pyspark.errors import AnalysisException
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    identifier = ".".join(map(_quote, _parts(name)))
+    identifier = ".".join(map(quote, _parts(name)))
     try:
         described = session.sql(f"DESCRIBE TABLE EXTENDED {identifier}").collect()
         schema = to_arrow_schema(session.table(identifier).schema, timezone="UTC")
@@ -297,7 +308,8 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-def _quote(name: str) -> str:
+def quote(name: str) -> str:
+    """Return a name in backticks, for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 

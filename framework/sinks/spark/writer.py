@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import structlog
 
 from ...errors import KmrError, SinkError, StrategyError, reason_of
 from ...reducers.collect import Collecting
+from ...reducers.finding import Finding
 from ...reducers.reducer import Retry
-from ...reducers.sink import AT_LEAST_ONCE_ON_SPARK, NEW, Capabilities, RowsRefused, Sink
+from ...reducers.sink import (
+    AT_LEAST_ONCE_ON_SPARK,
+    NEW,
+    Capabilities,
+    RowsRefused,
+    Sink,
+    declared_columns,
+)
 from ...service.threads import run_in_thread
 from ...spark.session import SharedSession
+from ..changes import Changes
+from ..choosing import schema_to_create
 from ..parquet.files import DEFAULT_MAX_AGE, DEFAULT_MAX_BYTES, DEFAULT_MAX_ROWS
 from ..planning import plan_ranges
 from .destinations import FILE_FORMATS, choose_path, choose_table
+from .merging import choose_merged, create_statement, is_there
 from .types import to_spark
 
 if TYPE_CHECKING:
@@ -29,7 +41,10 @@ if TYPE_CHECKING:
     from ...reducers.reducer import Context, Policies
     from ...reducers.sink import Refusal, Write
     from ..planning import RangeRows
-    from .destinations import Destination
+    from .destinations import SparkDestination, TableFiles
+    from .merging import MergedTable
+
+    Destination = TableFiles | SparkDestination | MergedTable
 
 _log = structlog.get_logger(__name__)
 
@@ -55,6 +70,10 @@ class SparkWriter(Collecting, Sink):
     - Iceberg, tables of other formats, and a transform that writes are at least once: a flush that is
       repeated after a crash may be doubled. The log says so at start.
 
+    With `changes=True` the rows are changes of a table (docs/changes.md), and the table follows them by one
+    MERGE for each topic partition of a flush: upserts and deletes by `key`, exactly once in Delta, also where
+    the worker or the driver is killed. A MERGE takes seconds: flush rarely.
+
     Rows that belong to no single topic partition, such as aggregates, are named after all of their
     offsets; in Delta they are at least once.
 
@@ -78,7 +97,7 @@ class SparkWriter(Collecting, Sink):
         ```
 
     Args:
-        table: `table`, `database.table` or `catalog.database.table`; it must exist.
+        table: `table`, `database.table` or `catalog.database.table`; it must exist, unless `create` is set.
         path: a directory, or its URI: `s3://bucket/directory`. It need not exist yet.
         format: of a path: `delta`, `iceberg`, `orc`, `json`, or another one of the Spark session; `parquet`
             with a transform or options.
@@ -92,6 +111,11 @@ class SparkWriter(Collecting, Sink):
             share one session.
         settings: Spark settings for a session that the writer opens.
         options: for Spark's writer, which then also writes into a table of Parquet files.
+        changes: the rows are changes, with a column `op`. It needs a table of Delta, or a path with
+            `format="delta"`, which is made if it is missing. The changes of a key must be in one partition.
+        key: with `changes`, the columns that name a row.
+        create: with `changes`, make a missing table of Delta for the columns that the strategy declares, or
+            for those of a schema.
         max_rows: of all partitions together; for this and the other limits see `Reducer`.
         policies: those of `Reducer`.
 
@@ -111,6 +135,9 @@ class SparkWriter(Collecting, Sink):
         master: str | None = None,
         settings: Mapping[str, str] | None = None,
         options: Mapping[str, str] | None = None,
+        changes: bool = False,
+        key: Sequence[str] | None = None,
+        create: bool | pa.Schema = False,
         max_rows: int | None = DEFAULT_MAX_ROWS,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
         max_age: float | None = DEFAULT_MAX_AGE,
@@ -129,6 +156,9 @@ class SparkWriter(Collecting, Sink):
             raise StrategyError(
                 f"SparkWriter: Parquet files at {path} need no Spark: use ParquetWriter, with the same path"
             )
+        self._changes = Changes.of("SparkWriter", key, changes=changes)
+        self.replaces_by = () if self._changes is None else self._changes.key
+        self.create = create
         self.table = table
         self.path = None if path is None else str(path)
         self.format = format.lower()
@@ -138,6 +168,7 @@ class SparkWriter(Collecting, Sink):
         self.transform = transform
         self.schema = None if schema is None else to_spark(schema.empty_table()).schema
         self.options = dict(options or {})
+        self._check_changes()
         self.session = SharedSession(master, settings or {})
         self._group = ""
         self._generations: Mapping[TopicPartition, int] = {}
@@ -152,8 +183,29 @@ class SparkWriter(Collecting, Sink):
             difference_on_spark="master= and settings= have no effect: the engine's session writes",
         )
 
+    def _check_changes(self) -> None:
+        if self._changes is None:
+            if self.create is not False:
+                raise StrategyError(
+                    "SparkWriter: create= is for changes=True; create the table, or write to a path"
+                )
+        elif self.transform is not None or self.options:
+            raise StrategyError(
+                "SparkWriter(changes=True) makes its own MERGE: remove transform= and options="
+            )
+        elif self.path is not None and self.format != "delta":
+            raise StrategyError(
+                f"SparkWriter(changes=True) cannot change rows in files of {self.format}: set "
+                "format='delta'"
+            )
+
     def _guarantee(self) -> str:
         """Return what holds on Spark, for `Capabilities.on_spark`."""
+        if self._changes is not None:
+            return (
+                "exactly once in Delta, by a MERGE for each micro-batch and topic partition, with txnAppId "
+                "and txnVersion; in another format a MERGE that comes late is not recognised"
+            )
         if self.table is not None:
             return (
                 "exactly once if the table is made of Parquet files that the driver can write, or is "
@@ -187,23 +239,26 @@ class SparkWriter(Collecting, Sink):
         self._group, self._generations = context.group, context.for_sinks.generations
         if context.for_sinks.session is not None:
             self.session.use(context.for_sinks.session)
-        await run_in_thread(self._open)
+        declared = await declared_columns(context) if self._changes is not None else None
+        await run_in_thread(self._open, declared)
         doubt = self.at_least_once
         if doubt is not None and doubt not in self._logged:
             self._logged.add(doubt)
             _log.info("delivers at least once", stage=context.stage, reason=doubt)
 
-    def _open(self) -> None:
+    def _open(self, declared: pa.Schema | None) -> None:
         self.session.acquire()
         self._opened = True
         try:
-            self._destination = self._choose()
+            self._destination = self._choose(declared)
         except KmrError:
             raise
         except Exception as error:
             raise self._explain(error) from error
 
-    def _choose(self) -> Destination | None:
+    def _choose(self, declared: pa.Schema | None) -> Destination | None:
+        if self._changes is not None:
+            return self._merged(self._changes, declared)
         if self.table is not None:
             return choose_table(self.session, self.table, self.options)
         if self.path is not None:
@@ -216,6 +271,38 @@ class SparkWriter(Collecting, Sink):
                 schema=self.schema,
             )
         return None
+
+    def _merged(self, changes: Changes, declared: pa.Schema | None) -> MergedTable:
+        name, made = self._followed(changes, declared)
+        return choose_merged(self.session, name, changes, made, self.partition_by)
+
+    def _followed(
+        self, changes: Changes, declared: pa.Schema | None
+    ) -> tuple[str, pa.Schema | None]:
+        """Return the name of the table that follows changes, and its columns if it may be made."""
+        name, path = self.table, self.path or ""
+        if name is None:
+            name = f"delta.`{path if '://' in path else Path(path).resolve()}`"
+        if self.create is False and not path:
+            return name, None
+        wanted = self.create if self.schema is None else self.schema
+        return name, schema_to_create(name, wanted, declared, changes, None)
+
+    async def examine(self, context: Context) -> Sequence[Finding]:
+        """See `Sink.examine`: a table for changes is not made, and the session is closed."""
+        if self._changes is None:
+            return await super().examine(context)
+        declared = await declared_columns(context)
+        return [await run_in_thread(self._examine, self._changes, declared, context.stage)]
+
+    def _examine(self, changes: Changes, declared: pa.Schema | None, stage: str) -> Finding:
+        name, made = self._followed(changes, declared)
+        with self.session as session:
+            if made is not None and not is_there(session, name):
+                statement = create_statement(name, made, self.partition_by)
+                return Finding("ok", stage, f"table {name} will be created: {statement}")
+            choose_merged(self.session, name, changes, None)
+        return Finding("ok", stage, f"Spark can MERGE into table {name}")
 
     def _explain(self, error: Exception) -> SinkError:
         return SinkError(f"cannot write to {self.table or self.path}: {reason_of(error)}")

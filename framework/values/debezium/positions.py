@@ -1,9 +1,13 @@
 """Positions of changes in the source's log, as 24 bytes that compare as the positions do.
 
-PostgreSQL        lsn; of a row that an incremental snapshot reads, the last one of its sequence
-MySQL, MariaDB    number of the binlog file, position, row of the event
+PostgreSQL        the last commit before the change, and its lsn, both of its sequence: the log has a change
+                  where it was made, and the topic where it was committed
+MySQL, MariaDB    number of the binlog file, position. Not the row of the event: the events of a compressed
+                  transaction have one position, and each counts its rows from 0
 SQL Server        commit_lsn, change_lsn, event_serial_no
 MongoDB           time of the operation, ord
+
+Changes of a row with equal positions are ordered by their offsets.
 """
 
 from __future__ import annotations
@@ -33,7 +37,6 @@ _FIELDS: Final[list[tuple[str, pa.DataType]]] = [
     ("sequence", pa.string()),
     ("file", pa.string()),
     ("pos", pa.int64()),
-    ("row", pa.int64()),
     ("commit_lsn", pa.string()),
     ("change_lsn", pa.string()),
     ("event_serial_no", pa.int64()),
@@ -44,7 +47,8 @@ SOURCE: Final = pa.schema(_FIELDS)
 
 _FILE: Final = r"\.(?P<number>[0-9]{1,18})$"
 _LSN: Final = r"^(?P<a>[0-9a-fA-F]{8}):(?P<b>[0-9a-fA-F]{8}):(?P<c>[0-9a-fA-F]{4})$"
-_SEQUENCE: Final = r'"(?P<last>[0-9]{1,18})"\]$'
+_COMMIT: Final = r'^\["(?P<commit>[0-9]{1,18})"'
+_LAST: Final = r'"(?P<last>[0-9]{1,18})"\]$'
 _BY_OFFSET: Final = "set order='offset', which orders changes by the record's offset"
 
 
@@ -115,18 +119,19 @@ def _there(*columns: Array) -> NDArray[np.bool_]:
 
 
 def _postgresql(source: Mapping[str, Array]) -> Words:
-    lsn = source["lsn"]
-    if lsn.null_count:
-        last = _pc.struct_field(_pc.extract_regex(source["sequence"], _SEQUENCE), [0])
-        lsn = _pc.coalesce(lsn, last.cast(pa.int64()))
-    return [_numbers(lsn)], (_there(lsn), "lsn")
+    last, commit = (
+        _pc.struct_field(_pc.extract_regex(source["sequence"], pattern), [0]).cast(pa.int64())
+        for pattern in (_LAST, _COMMIT)
+    )
+    lsn = _pc.coalesce(source["lsn"], last)
+    # Of the first changes after a snapshot no commit is known.
+    return [_numbers(_pc.coalesce(commit, lsn)), _numbers(lsn)], (_there(lsn), "lsn")
 
 
 def _mysql(source: Mapping[str, Array]) -> Words:
     file = _pc.extract_regex(source["file"], _FILE)
     number = _pc.struct_field(file, [0]).cast(pa.int64())
-    columns = [_numbers(number), _numbers(source["pos"]), _numbers(source["row"])]
-    return columns, (_there(number, source["pos"]), "file")
+    return [_numbers(number), _numbers(source["pos"])], (_there(number, source["pos"]), "file")
 
 
 def _sqlserver(source: Mapping[str, Array]) -> Words:

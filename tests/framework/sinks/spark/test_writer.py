@@ -58,6 +58,17 @@ async def test_a_retry_says_that_rows_may_be_doubled_where_spark_appends_without
         ({"table": "t", "path": "p"}, "either table or path"),
         ({"table": "t", "partition_by": "a"}, "are for a path"),
         ({"path": "p"}, "need no Spark: use ParquetWriter"),
+        ({"table": "t", "changes": True}, "needs key="),
+        ({"table": "t", "key": ["id"]}, "set changes=True"),
+        ({"table": "t", "create": True}, "create= is for changes=True"),
+        (
+            {"path": "p", "format": "orc", "changes": True, "key": ["id"]},
+            "cannot change rows in files of orc: set format='delta'",
+        ),
+        (
+            {"table": "t", "transform": print, "changes": True, "key": ["id"]},
+            "remove transform= and options=",
+        ),
         ({"table": "t", "max_rows": 0}, "max_rows must be above 0"),
         (
             {"path": "p", "format": "orc", "schema": pa.schema({"d": pa.duration("s")})},

@@ -60,6 +60,7 @@ COUNT = Aggregate(["k"], {"n": ("*", "count")})
         (ParquetWriter("p"), "exactly once, by one file per range of offsets"),
         (SparkWriter(path="p", format="orc"), "exactly once, by a directory per micro-batch"),
         (SparkWriter(path="p", format="delta"), "exactly once, by txnAppId and txnVersion"),
+        (SparkWriter(table="t", changes=True, key=["id"]), "exactly once in Delta, by a MERGE"),
         (SparkWriter(path="p", format="iceberg"), "Spark appends to iceberg, at least once"),
         (SparkWriter(table="t"), "exactly once if the table is made of Parquet files"),
         (SparkWriter(transform=print), "the transform writes, at least once"),

@@ -129,8 +129,9 @@ def test_positions_of_a_connector_compare_as_its_log_does() -> None:
         "mysql": [
             {"file": "bin.000009", "pos": 900, "row": 0},
             {"file": "bin.000010", "pos": 4, "row": 0},
-            {"file": "bin.000010", "pos": 4, "row": 1},
             {"file": "bin.000010", "pos": 2**33, "row": 0},
+            {"file": "bin.999999", "pos": 900, "row": 7},
+            {"file": "bin.1000000", "pos": 4, "row": 0},
         ],
         "sqlserver": [
             {"commit_lsn": "00000027:00000758:0005", "change_lsn": None, "event_serial_no": None},
@@ -144,10 +145,49 @@ def test_positions_of_a_connector_compare_as_its_log_does() -> None:
             {"commit_lsn": "00000027:00000ac0:0001", "change_lsn": "00000027:00000758:0003"},
             {"commit_lsn": "0000002f:00000000:0001", "change_lsn": "00000027:00000758:0003"},
         ],
+        "mongodb": [
+            {"ts_ms": 5_000, "ord": 0},
+            {"ts_ms": 5_000, "ord": 9},
+            {"ts_ms": 6_000, "ord": 1},
+        ],
     }
     for connector, log in logs.items():
         found = [position(connector, **source) for source in log]
         assert found == sorted(set(found)), connector
+
+
+def test_changes_of_a_row_are_in_the_order_of_their_commits() -> None:
+    """The log has a change where it was made: before the snapshot that did not see it."""
+
+    def position(op: str, **source: Any) -> Any:
+        return one(event(op, None, ROW, **source))["position"]
+
+    log = [
+        position("r", lsn=200, sequence='[null,"200"]'),  # of the first snapshot
+        position("u", lsn=260, sequence='["250","260"]'),
+        position("r", lsn=None, sequence='["300","400"]'),  # of an incremental one
+        position("u", lsn=350, sequence='["410","350"]'),  # of a transaction that began before it
+        position("u", lsn=360, sequence='["410","360"]'),
+        position("r", lsn=500, sequence='[null,"500"]'),  # of a later snapshot
+        position("u", lsn=510, sequence='[null,"510"]'),
+    ]
+    assert log == sorted(set(log))
+
+
+def test_rows_of_a_compressed_transaction_are_ordered_by_their_offsets() -> None:
+    """MySQL gives its events one position, and each counts its rows from 0."""
+
+    def position(row: int) -> Any:
+        source = {"file": "bin.000001", "pos": 157, "row": row}
+        return one(event("u", None, ROW, connector="mysql", **source))["position"]
+
+    assert position(2) == position(0)
+
+
+def test_a_change_of_mysql_without_a_file_has_no_position() -> None:
+    source = {"file": "", "pos": 0, "row": 0}
+    value = event("r", None, ROW, connector="mysql", **source)
+    assert "field source.file: null, or no position" in reason(value)
 
 
 class Order(msgspec.Struct):
