@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PARTS", "main"]
 
-PARTS: Final = ("tables", "histories", "columns", "conflicts", "spark", "worker")
+PARTS: Final = ("appends", "tables", "histories", "columns", "conflicts", "spark", "worker")
 
 _SCHEMA: Final = rows_of([], 0).table.schema
 _ID: Final[pa.Field[Any]] = pa.field("id", pa.int64(), nullable=False)
@@ -94,6 +94,7 @@ class DeltaChecks:
     async def run(self, checks: Checks, parts: Sequence[str]) -> None:
         """Run parts of `PARTS`."""
         known: dict[str, list[tuple[str, Callable[[], Awaitable[str]]]]] = {
+            "appends": [("rows that are appended twice", self._appends)],
             "tables": [("tables that are missing, made, or of another format", self._tables)],
             "histories": [
                 (
@@ -113,6 +114,19 @@ class DeltaChecks:
         for part in parts:
             for name, action in known[part]:
                 await checks.run("Delta", name, action)
+
+    async def _appends(self) -> str:
+        path = str(self._directory / "appended")
+        rows = rows_of(_puts([(1, "a"), (2, "b"), (1, "c")]), 0)
+        rows = type(rows)(rows.table.select(["id", "name"]), rows.ranges, rows.offsets)
+        for _ in range(2):
+            writer = SparkWriter(path=path, format="delta")
+            await writer.open(Context("g", "reduce-1"))
+            _flush(writer, rows)
+        found = sorted(tuple(row) for row in self._spark.read.format("delta").load(path).collect())
+        if found != [(1, "a"), (1, "c"), (2, "b")]:
+            raise CheckFailed(f"the table has {found}")
+        return "each row once"
 
     async def _tables(self) -> str:
         self._spark.sql("CREATE TABLE plain (id BIGINT, name STRING) USING parquet")
