@@ -63,7 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command += ["--output", options.output, "--jars", ",".join(map(str, jars))]
     for part in options.only or PARTS:
         command += ["--only", part]
-    return subprocess.run(command, check=False).returncode  # noqa: S603  nothing of others
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[1])
+    }  # for Spark's Python processes
+    return subprocess.run(command, check=False, env=environment).returncode  # noqa: S603  nothing of others
 
 
 if __name__ == "__main__":
