@@ -8,7 +8,7 @@ when another member has joined since.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -18,10 +18,26 @@ from ..kafka.connection import consumer_config
 from ..kafka.kafka_consumer import KafkaConsumer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..kafka.admin import Admin
+    from ..kafka.consumer import CommitOffset, Consumer
     from ..record import TopicPartition
     from ..settings import Settings
     from .plan import BackfillPlan
+
+
+class GroupCommits(Protocol):
+    """Of `Admin`: the commits of groups that this process is no member of."""
+
+    async def list_group_offsets(self, group: str) -> dict[TopicPartition, CommitOffset]:
+        """See `Admin.list_group_offsets`."""
+
+    async def reset_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, CommitOffset], *, before_log: bool
+    ) -> object:
+        """See `Admin.reset_offsets`."""
+
 
 _PATIENCE = 5.0  # seconds, beyond those that the group needs to begin
 
@@ -56,19 +72,31 @@ async def commit_cut(admin: Admin, settings: Settings, plan: BackfillPlan) -> No
         group_instance_id=None,
         auto_offset_reset="earliest",
     )
-    consumer = KafkaConsumer(config)
+    await commit_as_member(KafkaConsumer(config), admin, plan, config.rebalance_timeout + _PATIENCE)
+
+
+async def commit_as_member(
+    consumer: Consumer, admin: GroupCommits, plan: BackfillPlan, within: float
+) -> None:
+    """Join the group for a moment, and commit as its only member.
+
+    Args:
+        consumer: not started; it is stopped at the end.
+        within: seconds.
+
+    Raises:
+        ConsumerError: as `commit_cut`.
+    """
     held = _Held(consumer, admin, plan)
     try:
-        with anyio.fail_after(config.rebalance_timeout + _PATIENCE):
+        with anyio.fail_after(within):
             await consumer.start(held)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_raise_errors, consumer)
                 await held.done.wait()
                 tasks.cancel_scope.cancel()
     except TimeoutError:
-        raise ConsumerError(
-            f"group {plan.group}: could not join it in {config.rebalance_timeout + _PATIENCE:g} s"
-        ) from None
+        raise ConsumerError(f"group {plan.group}: could not join it in {within:g} s") from None
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
     finally:
@@ -76,7 +104,7 @@ async def commit_cut(admin: Admin, settings: Settings, plan: BackfillPlan) -> No
             await consumer.stop(leave=True)
 
 
-async def _raise_errors(consumer: KafkaConsumer) -> None:
+async def _raise_errors(consumer: Consumer) -> None:
     while True:
         await consumer.poll(1)
 
@@ -88,7 +116,7 @@ class _Held:
         done: set when both commits are acknowledged.
     """
 
-    def __init__(self, consumer: KafkaConsumer, admin: Admin, plan: BackfillPlan) -> None:
+    def __init__(self, consumer: Consumer, admin: GroupCommits, plan: BackfillPlan) -> None:
         self._consumer = consumer
         self._admin = admin
         self._plan = plan

@@ -14,6 +14,7 @@ from .windows import WindowChecks
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
+    from ..kafka.consumer import CommitOffset
     from ..memory.window_model import WindowsOfLog
     from ..pipeline import Pipeline
     from ..record import Rows, TopicPartition
@@ -135,6 +136,17 @@ class Checks:
             sink.begins_again(partition, to, is_again=is_again)
         if is_again:
             self.diverted[partition][to:] = 0
+
+    def cut(self, partition: TopicPartition, before: CommitOffset | None, to: int) -> None:
+        """Note that others read the history up to an offset, at which the group begins."""
+        if before is not None:
+            self._world.problem(
+                "a cut passes a commit",
+                f"{partition}: the group has committed {before.offset}, and the cut is {to}",
+            )
+        self.gone[partition][:to] = True
+        for sink in self.sinks.values():
+            sink.cut(partition, to)
 
     def forgets(self, partition: TopicPartition) -> None:
         """Note that retention has removed records that a member has to remember: duplicates may pass."""

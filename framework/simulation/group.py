@@ -220,7 +220,10 @@ class ModelGroup:
     ) -> None:  # fmt: skip
         """Commit for a member, and check what it commits."""
         self.offsets.require(member_id, generation)
-        self.check(offsets, is_orderly=not client.has_unanswered_commit)
+        if client.commits_cut:
+            self.cut(offsets)
+        else:
+            self.check(offsets, is_orderly=not client.has_unanswered_commit)
         self.offsets.commit(member_id, generation, offsets)
         self.checks.memory(client.member)
 
@@ -232,6 +235,11 @@ class ModelGroup:
         some = dict(sorted(offsets.items())[1::2])
         self.commit(client, member_id, generation, some)
         raise CommitRefused("some partitions are refused", frozenset(some), for_good=False)
+
+    def cut(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
+        """Check a cut that is about to be committed."""
+        for partition, entry in offsets.items():
+            self.checks.cut(partition, self.offsets.committed.get(partition), entry.offset)
 
     def check(
         self, offsets: Mapping[TopicPartition, CommitOffset], *, is_orderly: bool = True
@@ -265,6 +273,7 @@ class GroupConsumer:
         self.generation = -1
         self.has_unanswered_commit = False
         self.forgets_id = False
+        self.commits_cut = False
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
         self._resets_seen: dict[TopicPartition, int] = {}

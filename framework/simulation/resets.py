@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ..delivery.announcement import Generation, generation_of, next_generation
 from ..kafka.consumer import CommitOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextvars import Context
 
     from ..record import TopicPartition
+    from .empty_group import EmptyGroup
     from .group import ModelGroup
     from .schedule import Event
     from .sinks import StrategyModels
     from .world import World
-
-_PATIENCE: Final = 30.0  # seconds
-_AGAIN: Final = 0.5  # seconds
 
 
 class OffsetsTool:
@@ -26,11 +23,8 @@ class OffsetsTool:
 
     Args:
         models: the sinks. Before a reset by kmr, the rows are deleted that are written again.
-        stop: stops all members, as the event says.
+        empty: the group, without members.
         context: of the simulation; it has the time that generations are made of.
-
-    Attributes:
-        waiting: the tools that wait for the members to leave. No member starts meanwhile.
     """
 
     def __init__(
@@ -38,32 +32,18 @@ class OffsetsTool:
         world: World,
         group: ModelGroup,
         models: StrategyModels,
-        stop: Callable[[Event], None],
+        empty: EmptyGroup,
         context: Context,
     ) -> None:
         self._world = world
         self._group = group
         self._models = models
-        self._stop = stop
+        self._empty = empty
         self._context = context
-        self.waiting = 0
 
     def run(self, event: Event) -> None:
         """Stop the members, and move the offset when the group has none."""
-        self.waiting += 1
-        self._stop(event)
-        self._try(event, self._world.loop.now + _PATIENCE)
-
-    def _try(self, event: Event, give_up: float) -> None:
-        offsets = self._group.offsets
-        if not offsets.members and not offsets.pending:
-            self.waiting -= 1
-            self._context.run(self._move, event)
-        elif self._world.loop.now < give_up:
-            self._world.later(_AGAIN, self._try, event, give_up)
-        else:
-            self.waiting -= 1
-            self._world.note("test", "group", "the offsets are not moved: the group has members")
+        self._empty.then(event, lambda: self._context.run(self._move, event))
 
     def _move(self, event: Event) -> None:
         group, by_kmr = self._group, event.what == "reset"

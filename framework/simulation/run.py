@@ -20,6 +20,8 @@ from ..service.threads import without_threads
 from ..settings import FetchSettings, Settings
 from ..worker import Worker
 from .checks import QUEUE_BATCHES, Checks
+from .cuts import TOOL, CutTool
+from .empty_group import EmptyGroup
 from .group import SESSION, GroupConsumer, ModelGroup
 from .loop import PROCESS, NothingLeft, SimulationLoop
 from .resets import OffsetsTool
@@ -107,12 +109,14 @@ class _Simulation:
         wrote = next(iter(self.checks.sinks.values())).wrote
         strategy_models.coordinator = Coordinator(self.group.offsets, wrote, self.group.check)
         world.expel = self._expel
-        self._tool = OffsetsTool(world, self.group, strategy_models, self._stop_all, copy_context())
+        self._empty = EmptyGroup(world, self.group, self._stop_all)
+        self._tool = OffsetsTool(world, self.group, strategy_models, self._empty, copy_context())
         self.strategy = with_models(strategy, strategy_models, schedule.max_rows)
         self.metrics = metrics
         self._topics = tuple(sorted({at.topic for at in log}))
         self.members: list[SimulatedMember] = []
         self._context = copy_context()
+        self._cuts = CutTool(world, self.group, self._empty, self.members, self._context)
         self._is_over = False
         self._lives = dict.fromkeys(range(schedule.members), 0)
 
@@ -159,6 +163,8 @@ class _Simulation:
                 self._drain(member)
             case "reset" | "move":
                 self._tool.run(event)
+            case "cut":
+                self._cuts.run(event)
 
     def _drain(self, member: SimulatedMember) -> None:
         if member.worker is not None and member.asked_to_end is None:
@@ -270,7 +276,7 @@ class _Simulation:
         return min(after, default=1.0)
 
     def _restart(self, member: SimulatedMember) -> None:
-        if self._tool.waiting and not self._is_over:
+        if self._empty.waiting and not self._is_over:
             self.world.later(_LOOK, self._restart, member)
         elif not self._is_over:
             self._start(member.number)
@@ -299,7 +305,8 @@ class _Simulation:
     def _is_done(self) -> bool:
         """Return whether all is done, and no bytes are in flight but those of open windows."""
         return (
-            not self._tool.waiting
+            not self._empty.waiting
+            and all(member.ended.is_set() for member in self.members if member.number == TOOL)
             and not self._behind()
             and not any(
                 member.asleep

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 What = Literal[
     "append", "kill", "drain", "sleep", "deal", "fault", "jump", "trim", "reset", "move",
+    "cut",
 ]  # fmt: skip
 Target = Literal["", "sink", "errors", "commit", "offsets"]
 How = Literal[
@@ -41,6 +42,7 @@ _HOW: Final[dict[Target, tuple[How, ...]]] = {
 
 
 _HAVE_RESETS: Final = 0.2
+_HAVE_CUTS: Final = 0.1
 
 _MOST: Final[dict[How, float]] = {"overtaken": 40.0}
 """Seconds after which it is over, where something else is waited for."""
@@ -54,14 +56,15 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         what: `append` records to a partition's log; `kill`, `drain` or `sleep` a member; `deal` the
             partitions anew; `fault` of a request; `jump`: nothing runs for a while, then every timer is due;
             `trim`: retention removes the first records of a partition's log; `reset`: all members end, and
-            `kmr offsets reset` sets the committed offset of a partition; `move`: another tool sets it.
+            `kmr offsets reset` sets the committed offset of a partition; `move`: another tool sets it; `cut`:
+            all members end, and `kmr backfill` commits the ends that the logs have now as the group's start.
         number: the partition of `append`, `trim`, `reset` and `move`; the member of `kill`, `drain` and
             `sleep`; how `deal` shuffles.
         count: the records of `append` and `trim`; those of the log before the offset that is set.
         seconds: how long it lasts; after `kill` and `drain`: until the member starts again.
         target: the requests that a `fault` is for.
-        how: what the `fault` does; before `reset` and `move` members are killed ("kill before"), sleep until
-            the group has no members ("sleep before"), or drain.
+        how: what the `fault` does; before `reset`, `move` and `cut` members are killed ("kill before"), sleep
+            until the group has no members ("sleep before"), or drain.
     """
 
     at: float
@@ -99,6 +102,11 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
                 return (
                     f"all members {_ENDS[self.how]}, and {who} sets the committed offset of partition "
                     f"{self.number} behind the first {self.count} records"
+                )
+            case "cut":
+                return (
+                    f"kmr backfill chooses the present ends as the cut; all members {_ENDS[self.how]}, and "
+                    "it commits the cut"
                 )
             case "fault":
                 return f"next request to {_PLACES[self.target]}: {self._fault()}"
@@ -211,7 +219,7 @@ def generate(seed: int, sizes: tuple[int, ...], *, resets: bool = True) -> Sched
             for trouble in troubles
         ]
     elif resets:
-        troubles += _resets(seed, sizes, most, length)
+        troubles += _cut(seed) or _resets(seed, sizes, most, length)
     events += troubles
     return Schedule(
         seed,
@@ -240,6 +248,30 @@ def _resets(seed: int, sizes: tuple[int, ...], most: int, length: float) -> list
         for then, fault in ((max(0.0, at - 0.5), before), (at + 0.01, after)):
             if fault:
                 made.append(Event(round(then, 2), "fault", target="sink", how=fault, seconds=5.0))
+    return made
+
+
+def _cut(seed: int) -> list[Event]:
+    """Make the cut of a schedule, which about every tenth has: before the group has committed anything."""
+    rng = random.Random(f"cut {seed}")  # noqa: S311  of its own, as those of resets
+    if rng.random() >= _HAVE_CUTS:
+        return []
+    at = round(rng.uniform(0.0, rng.choice((0.3, 1.0, 2.5))), 2)
+    made = [Event(at, "cut", how=rng.choice(("", "kill before", "sleep before")))]
+    none: tuple[Target, ...] = ()
+    targets: tuple[Target, ...] = rng.choice((none, ("commit",), ("offsets",), ("commit",) * 2))
+    for target in targets:
+        how = rng.choice(_HOW[target])
+        seconds = _MOST.get(how, rng.choice((0.5, 2.0, 5.0, 15.0)))
+        made.append(
+            Event(
+                round(max(0.0, at - rng.choice((0.0, 0.5))), 2),
+                "fault",
+                target=target,
+                how=how,
+                seconds=seconds,
+            )
+        )
     return made
 
 

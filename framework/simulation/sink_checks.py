@@ -56,10 +56,25 @@ class SinkChecks:
         self._asked: dict[_Holding, int] = {}
         self._written = {at: np.zeros(len(each), dtype=np.int64) for at, each in rows.items()}
         self._forgetful: set[TopicPartition] = set()
+        self._cuts: dict[TopicPartition, int] = {}
 
     def forgets(self, partition: TopicPartition) -> None:
         """Note that rows of a partition may be there that are duplicates of removed records."""
         self._forgetful.add(partition)
+
+    def cut(self, partition: TopicPartition, to: int) -> None:
+        """Check that the group has written nothing below a cut: the history writes it."""
+        self._cuts[partition] = to
+        self._require_above_cut(partition, np.flatnonzero(self.delivered[partition][:to]).tolist())
+
+    def _require_above_cut(self, partition: TopicPartition, offsets: Sequence[int]) -> None:
+        below = [offset for offset in offsets if offset < self._cuts.get(partition, 0)]
+        if below and self._once:
+            self._world.problem(
+                "the group writes a record below its cut",
+                f"{partition}[{below[0]}] is in {self._shown}, and the history up to "
+                f"{self._cuts[partition]} is written by others",
+            )
 
     def wrote(
         self, member: SimulatedMember, parts: Sequence[Rows], only: Container[int] | None = None
@@ -74,6 +89,7 @@ class SinkChecks:
                 if only is not None and offset not in only:
                     continue
                 self.delivered[partition][offset] += 1
+                self._require_above_cut(partition, [offset])
                 if not self._is_of_last_reset(member, rows, partition):
                     continue
                 self._written[partition][offset] += 1

@@ -1,7 +1,7 @@
 """One-line mutations of the worker's protocol, and a process in which one of them is imported.
 
-`python -m tests.framework.simulation.mutations NAME SCHEDULES` prints the number of schedules until one
-breaks a rule, and the rule; `0` if none does. The file is patched while it is imported, never on the disk.
+`python -m tests.framework.simulation.mutations NAME SCHEDULES [SEED]` prints the number of schedules until
+one breaks a rule, and the rule; `0` if none does. The file is patched while it is imported, never on the disk.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ _WINDOWS: Final = ("windows into clickhouse", "windows that overlap", "windows o
 _LATE: Final = ("windows that overlap", "windows of idle partitions")
 _SESSIONS: Final = ("windows of sessions", "windows of sessions with late rows")
 _IDLE: Final = ("windows of idle partitions",)
+_CUT: Final = ("clickhouse", "chain of ranges", "at most once", "transactions")
 _ORDERED: Final = (*_ANNOUNCED, *_AT_MOST_ONCE)
 
 MUTATIONS: Final[dict[str, Mutation]] = {
@@ -607,6 +608,18 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "            generation = 0",
         of=("branches at least once",),
     ),
+    "a cut is committed without a look at the commits that came meanwhile": Mutation(
+        "history/cut.py",
+        "        plan.refuse_commits({at: entry",
+        "        dict({at: entry",
+        of=_CUT,
+    ),
+    "a cut is committed though the group has another member": Mutation(
+        "history/cut.py",
+        "        if set(plan.histories) - partitions:",
+        "        if False:",
+        of=_CUT,
+    ),
     "an offset that a reset has set to the same place counts as ours": Mutation(
         "commit.py",
         "return committed == entry.acknowledged or (",
@@ -647,7 +660,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(fullname, _Loader(fullname, file, self._mutation))
 
 
-def _search(most: int, names: Sequence[str]) -> tuple[int, str]:
+def _search(most: int, names: Sequence[str], first: int) -> tuple[int, str]:
     """Run schedules of the named strategies, or of all, in turn until one breaks a rule."""
     from kmr.errors import KmrError
     from kmr.simulation.simulate import Simulator, garbage_is_silent
@@ -663,18 +676,18 @@ def _search(most: int, names: Sequence[str]) -> tuple[int, str]:
             return 1, str(error)
         for number in range(most):
             simulator = simulators[number % len(simulators)]
-            problems = simulator.run(simulator.generate(1 + number // len(simulators))).problems
+            problems = simulator.run(simulator.generate(first + number // len(simulators))).problems
             if problems:
                 return number + 1, problems[0].rule
     return 0, ""
 
 
-def main(name: str, schedules: str) -> None:
+def main(name: str, schedules: str, first: str = "1") -> None:
     """Print what a search with a mutation has found."""
     mutation = MUTATIONS[name]
     sys.meta_path.insert(0, _Finder(mutation))
     began = time.process_time()
-    found, rule = _search(int(schedules), mutation.of)
+    found, rule = _search(int(schedules), mutation.of, int(first))
     print(f"{found} {time.process_time() - began:.1f} s {rule}", flush=True)  # noqa: T201
 
 

@@ -28,9 +28,14 @@ _SEEDS: Final = 50
 _ROOT = Path(__file__).parents[3]
 
 
-def try_mutation(name: str, schedules: int) -> tuple[int, str]:
-    """Search with a mutation; return after how many schedules it is found (0: never), and the rest."""
-    command = [sys.executable, "-m", "tests.framework.simulation.mutations", name, str(schedules)]
+def try_mutation(name: str, schedules: int, first: int = 1) -> tuple[int, str]:
+    """Search with a mutation; return after how many schedules it is found (0: never), and the rest.
+
+    Args:
+        first: the seed of the first schedule.
+    """
+    module = "tests.framework.simulation.mutations"
+    command = [sys.executable, "-m", module, name, str(schedules), str(first)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=_ROOT)
     found, _, rest = done.stdout.strip().partition(" ")
     return int(found), rest
