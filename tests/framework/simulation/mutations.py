@@ -1,7 +1,8 @@
 """One-line mutations of the worker's protocol, and a process in which one of them is imported.
 
 `python -m tests.framework.simulation.mutations NAME SCHEDULES [SEED]` prints the number of schedules until
-one breaks a rule, and the rule; `0` if none does. The file is patched while it is imported, never on the disk.
+one breaks a rule, and the rule; `0` if none does. The file is patched while it is imported, never on the
+disk.
 """
 
 from __future__ import annotations
