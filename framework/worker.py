@@ -32,6 +32,7 @@ from .observe.tracing import telemetry
 from .observe.waits import WaitLog
 from .pipeline import Pipeline
 from .record import TopicPartition
+from .reducers.sink import with_large_flushes
 from .service.deadline import Deadline, end_shields
 from .service.notify import ServiceState, notifying
 from .service.process import freeze_modules, keep_freed_memory
@@ -110,6 +111,10 @@ class Worker:
         for topic in settings.topics:
             strategy.of_topic(topic)
         strategy.refuse_loop(self._subscription, settings.bootstrap_servers)
+        if settings.history:
+            strategy = strategy.with_chains(
+                lambda _branch, chain: [with_large_flushes(each) for each in chain]
+            )
         self._strategy = strategy
         self._settings = settings
         self._supervisor = supervisor

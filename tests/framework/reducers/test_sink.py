@@ -8,8 +8,15 @@ import pytest
 from kmr.errors import StrategyError
 from kmr.record import Range, Rows
 from kmr.reducers.collect import Batcher
-from kmr.reducers.reducer import Context
-from kmr.reducers.sink import Capabilities, Refusal, RowsRefused, capabilities_of, opens
+from kmr.reducers.reducer import DEFAULT_MAX_ROWS, Context
+from kmr.reducers.sink import (
+    Capabilities,
+    Refusal,
+    RowsRefused,
+    capabilities_of,
+    opens,
+    with_large_flushes,
+)
 from kmr.testing import Journal, MemoryWriter
 
 CONTEXT = Context(group="g", stage="reduce-1")
@@ -52,3 +59,12 @@ def test_the_text_of_a_refusal_is_its_first_reason() -> None:
     refused = RowsRefused([Refusal(rows, "too long"), Refusal(rows, "too wide")])
     assert str(refused) == "too long"
     assert str(RowsRefused([], [rows])) == ""
+
+
+def test_a_history_flushes_more_rows_where_nobody_said_how_many() -> None:
+    usual, chosen = MemoryWriter(Journal()), MemoryWriter(Journal(), max_rows=10)
+    assert with_large_flushes(usual).max_rows == 500_000
+    assert usual.max_rows == DEFAULT_MAX_ROWS
+    assert with_large_flushes(chosen) is chosen
+    collector = Batcher()
+    assert with_large_flushes(collector) is collector
