@@ -33,11 +33,14 @@ if TYPE_CHECKING:
     from kmr.broker import Broker
     from kmr.kafka.consumer import CommitOffset
     from kmr.record import TopicPartition
+    from kmr.testing import StartBroker
     from tests.framework.conftest import CreateTopic, Produce
 
 KMR = Path(sys.executable).with_name("kmr")
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PARTITIONS = 3
+QUICK = ("--session-timeout", "2s", "--heartbeat-interval", "0.3", "--commit-interval", "0.1")
+"""A worker that commits soon, and whose successor after a kill waits no longer than that."""
 
 STRATEGY = """
 import os
@@ -122,15 +125,7 @@ class Past:
         """Return the command line."""
         where = ("--topic", "t", "--group", self.group)
         broker = ("--bootstrap-servers", self.broker.bootstrap_servers)
-        quick = (
-            "--session-timeout",
-            "6s",
-            "--heartbeat-interval",
-            "0.3",
-            "--commit-interval",
-            "0.1",
-        )
-        return [str(KMR), name, f"past:{strategy}", *where, *broker, *quick, *flags]
+        return [str(KMR), name, f"past:{strategy}", *where, *broker, *QUICK, *flags]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -234,6 +229,11 @@ class Past:
         self.client.command(
             f"ALTER TABLE {self.table} DELETE WHERE {where} SETTINGS mutations_sync = 2"
         )
+
+
+@pytest.fixture
+async def broker(start_broker: StartBroker) -> Broker:
+    return await start_broker(group_min_session_timeout=0.5)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from kmr.history.cutover import CutoverStanding, CutoverWait, exchange_of
 from kmr.record import TopicPartition
 from kmr.sinks import ClickHouseWriter, StreamWriter
 from kmr.strategy import Strategy
-from tests.framework.history.conftest import KMR
+from tests.framework.history.conftest import KMR, QUICK
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -91,19 +91,11 @@ class Site:
     async def running(self, strategy: str, group: str) -> AsyncIterator[Process]:
         """Run a worker until the end of the block; it drains then."""
         words = ("run", f"two:{strategy}", "--topic", "t", "--group", group)
-        quick = (
-            "--session-timeout",
-            "6s",
-            "--heartbeat-interval",
-            "0.3",
-            "--commit-interval",
-            "0.2",
-        )
         path = self.folder / f"{strategy}.log"
         with path.open("ab") as log:
             begun = path.read_text().count("assigned")
             async with await anyio.open_process(
-                self.command(*words, *quick),
+                self.command(*words, *QUICK),
                 cwd=self.folder,
                 env=self.environment,
                 stdout=log,
