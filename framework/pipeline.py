@@ -11,6 +11,7 @@ import anyio
 import structlog
 
 from .commit import Committer, TransactionalCommitter
+from .delivery.announcement import NOTHING_CLOSED
 from .delivery.failures import ErrorPort, LimitWindow
 from .guarantees import AtLeastOnce
 from .intake.backpressure import Gate
@@ -21,6 +22,7 @@ from .map import MapStage
 from .map_shared import SharedMap
 from .mapping.executor import Executor
 from .memory.remembering import Remembering
+from .memory.window_state import shown_time
 from .parts import SharedParts
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
@@ -318,6 +320,20 @@ class Pipeline:
         self.shared_map.drain()
         for stage in self.reduce_stages:
             stage.trigger.drain()
+
+    def skip(self, partition: TopicPartition, offset: int) -> None:
+        """Go on at an offset: those before it are gone. Log which windows lack their records."""
+        ledger = self.ledgers.get(partition)
+        if self._strategy.window is not None and ledger is not None:
+            closed = self.committer.closed(partition) or NOTHING_CLOSED
+            _log.error(
+                "rows of windows are incomplete, their records are gone: of all windows that end after this "
+                "time, and begin before the time of the next record",
+                partition=str(partition),
+                offsets=f"{ledger.position}..{offset - 1}",
+                after=shown_time(closed.closed_to),
+            )
+        self.intake.skip(partition, offset)
 
     def abandon(self) -> None:
         """Drop everything in flight, unsettled, and end `run`."""

@@ -255,7 +255,7 @@ class Worker:
 
     def _skip(self, partition: TopicPartition, offset: int) -> None:
         self.metrics.offset_resets.labels(partition.topic).inc()
-        self._pipeline.intake.skip(partition, offset)
+        self._pipeline.skip(partition, offset)
 
     async def _report_joined(self, supervisor: SupervisorLink) -> None:
         await self.ready()

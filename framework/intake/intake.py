@@ -151,13 +151,21 @@ class Intake:
             self._waiting_since = None
 
     def _explain(self, error: OffsetOutOfRange) -> OffsetOutOfRange:
-        """Extend the message if the missing offsets belong to an announced range."""
+        """Extend the message if the missing offsets belong to an announced range, or to open windows."""
         for ledger in self.ledgers:
-            if ledger.partition == error.partition and ledger.is_replaying:
+            if ledger.partition != error.partition:
+                continue
+            if ledger.is_replaying:
                 return OffsetOutOfRange(
                     f"{error}. The range {ledger.partition}[{ledger.watermark}..{ledger.replayed_to}] was "
                     "announced by a worker that may have written it, and cannot be read again as a whole: "
                     "look for these offsets in the sink; with on_out_of_range the worker goes on after them",
+                    error.partition,
+                )
+            if ledger.held_to is not None:
+                return OffsetOutOfRange(
+                    f"{error}. Windows that are open may have records there: with on_out_of_range their rows "
+                    "are written without those that are gone, and a line of the log says which windows",
                     error.partition,
                 )
         return error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -17,16 +17,11 @@ if TYPE_CHECKING:
     from kmr.strategy import Strategy
 
 
-def quick_settings(broker: Broker) -> Settings:
+def quick_settings(broker: Broker, **options: Any) -> Settings:
     """The settings of a worker that notices and commits soon."""
-    return Settings(
-        topics=("t",),
-        group="g",
-        bootstrap_servers=broker.bootstrap_servers,
-        heartbeat_interval=0.1,
-        commit_interval=0.05,
-        session_timeout=6.0,
-    )
+    quick = {"heartbeat_interval": 0.1, "commit_interval": 0.05, "session_timeout": 6.0}
+    given = {"topics": ("t",), "group": "g", "bootstrap_servers": broker.bootstrap_servers}
+    return Settings(**given | quick | options)
 
 
 @asynccontextmanager
