@@ -29,7 +29,7 @@ class RetentionAtTheEdge(StormFault[Site]):
         worker = random.choice(site.workers)
         await site.until_joined(worker)
         async with site.admin() as admin:
-            while not await _would_delete(admin, site):
+            while not await _would_delete(admin, site):  # noqa: ASYNC110
                 await anyio.sleep(1)
             await worker.service.kill()
             try:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import StrategyError
 
@@ -54,9 +53,9 @@ def event_times(
     """
     zone = getattr(column.type, "tz", None)
     micros: Any = column.cast(pa.timestamp("us", tz=zone), safe=False).cast(pa.int64())
-    times: NDArray[np.int64] = (
-        micros.fill_null(NO_TIME).combine_chunks().to_numpy(zero_copy_only=False)
-    )
+    if micros.null_count:
+        micros = micros.fill_null(NO_TIME)
+    times: NDArray[np.int64] = micros.to_numpy()
     if ahead is None:
         return times
     lowest = min(map(_lowest, batches), default=-1)
@@ -68,6 +67,13 @@ def event_times(
 
 def _lowest(batch: Batch) -> int:
     """Return the earliest timestamp of some records; -1 if they are of no clock, or there is none."""
-    kind = pc.min(batch.records.column("timestampType")).as_py()
-    earliest = pc.min(batch.records.column("timestamp")).cast(pa.int64()).as_py()
-    return -1 if kind is None or kind < 0 or earliest is None else int(earliest)
+    kinds, times = (_numbers(batch, name) for name in ("timestampType", "timestamp"))
+    return -1 if not len(times) or kinds.min(initial=0) < 0 else int(times.min())
+
+
+def _numbers(batch: Batch, name: str) -> NDArray[np.int64]:
+    column: Any = batch.records.column(name)
+    if column.null_count:
+        column = column.drop_null()
+    numbers: NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
+    return numbers

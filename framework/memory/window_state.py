@@ -181,16 +181,20 @@ class WindowState:
         """Add the rows `found` to their windows."""
         window = self._window
         newest = times - times % window.every  # the start of the last window that a row is in
-        hops = window.length // window.every
-        numbers = np.repeat(found, hops)
-        starts = newest[numbers] - np.tile(np.arange(hops - 1, -1, -1) * window.every, len(found))
-        if hops > 1:
+        numbers, starts = found, newest[found]
+        if (hops := window.length // window.every) > 1:
+            numbers = np.repeat(found, hops)
+            starts = newest[numbers] - np.tile(
+                np.arange(hops - 1, -1, -1) * window.every, len(found)
+            )
             opened = starts + self._lasting > reached[numbers]
             numbers, starts = numbers[opened], starts[opened]
-        self._aggregates.add(starts, table.take(pa.array(numbers, pa.int64())))
-        opened_at, first = np.unique(starts, return_index=True)
-        for start, offset in zip(opened_at.tolist(), offsets[numbers[first]].tolist(), strict=True):
-            self._firsts.setdefault(start, offset)
+        is_whole = hops == 1 and len(found) == table.num_rows
+        self._aggregates.add(
+            starts, table if is_whole else table.take(pa.array(numbers, pa.int64()))
+        )
+        for start, row in zip(*_first_rows(starts), strict=True):
+            self._firsts.setdefault(start, int(offsets[numbers[row]]))
         if window.correct and len(offsets):
             self._seen = int(offsets[-1])
             late = (starts + window.length <= self.closed_to) & (
@@ -256,8 +260,8 @@ class WindowState:
         levels = np.maximum.accumulate(
             np.concatenate([[self.level], times - self._window.lateness])
         )
-        if len(offsets) == 0:
-            return levels[:0]
+        if len(offsets) == 0 or (offsets[1:] > offsets[:-1]).all():
+            return levels[:-1]
         return levels[np.searchsorted(offsets, offsets, side="left")]
 
     def can_close(self, to: int) -> bool:
@@ -306,6 +310,13 @@ class WindowState:
     def close_all(self) -> pa.Table:
         """Close every window, and return the rows."""
         return self.close(max(self.level, self.last_end))
+
+
+def _first_rows(starts: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Return the distinct starts, and the first row of each."""
+    begins = np.flatnonzero(np.append(True, starts[1:] != starts[:-1])[: len(starts)])
+    found, first = np.unique(starts[begins], return_index=True)
+    return found.tolist(), begins[first].tolist()
 
 
 def shown_time(micros: int) -> str:
