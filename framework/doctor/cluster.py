@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from ..config.schema import SECONDS, show_quantity
 from ..kafka.admin import NotAllowed
 from ..kafka.subscription import Subscription
+from ..memory.window import MICROS
 from ..reducers.finding import Finding
 from ..reducers.sink import Sink, capabilities_of
 
@@ -245,13 +247,9 @@ _AHEAD_MS: Final = 60_000
 
 
 async def check_offsets(
-    settings: Settings, admin: Admin, topics: Iterable[str], remembered: float = 0.0
+    strategy: Strategy, settings: Settings, admin: Admin, topics: Iterable[str]
 ) -> list[Finding]:
-    """Compare committed offsets with the logs, and both with the retention and the clock.
-
-    Args:
-        remembered: seconds before the committed offset that a worker reads again (`Distinct`).
-    """
+    """Compare committed offsets with the logs, and both with the retention and the clock."""
     partitions = await admin.topic_partitions(topics)
     committed = await admin.list_group_offsets(settings.group)
     first = await admin.beginning_offsets(partitions)
@@ -268,8 +266,7 @@ async def check_offsets(
                 _outside(settings, partition, entry.offset, first[partition], end[partition])
             )
     found += await _retention(admin, reading, end)
-    if remembered:
-        found += await _memory(admin, sorted({at.topic for at in partitions}), remembered)
+    found += await _memory(strategy, admin, sorted({at.topic for at in partitions}))
     found += await _clock(admin, partitions)
     lag = sum(end[partition] - offset for partition, offset in reading.items())
     new = sum(partition not in committed for partition in partitions)
@@ -340,24 +337,32 @@ async def _retention(
     return found
 
 
-async def _memory(admin: Admin, topics: Iterable[str], remembered: float) -> list[Finding]:
-    """Find topics that keep records for less than the strategy remembers them, plus a day of outage."""
+async def _memory(strategy: Strategy, admin: Admin, topics: Iterable[str]) -> list[Finding]:
+    """Find topics that keep records for less than a start reads again, plus a day of outage."""
+    again = [
+        ("within= of Distinct", each.within, "duplicates may pass after it")
+        for each in strategy.distincts.values()
+    ]
+    if (window := strategy.window) is not None:
+        gone = "records of open windows may be gone, without which no worker starts"
+        again.append(("what windows hold", window.holds / MICROS, gone))
     found = []
-    for topic in topics:
+    for topic in topics if again else ():
         limits = await admin.topic_settings(topic) or {}
         retention = int(limits.get("retention.ms", "-1")) / 1000
-        if 0 <= retention < remembered + _OUTAGE and "delete" in limits.get(
-            "cleanup.policy", "delete"
-        ):
-            found.append(
-                Finding(
-                    "warning",
-                    f"topic {topic}",
-                    f"retention.ms ({retention / 3600:g} h) is shorter than within= of Distinct "
-                    f"({remembered / 3600:g} h) and a day without a worker: duplicates may pass after it",
-                    "raise retention.ms",
-                )
+        if retention < 0 or "delete" not in limits.get("cleanup.policy", "delete"):
+            continue
+        found += [
+            Finding(
+                "warning",
+                f"topic {topic}",
+                f"retention.ms ({show_quantity(retention, SECONDS)}) is shorter than {what} "
+                f"({show_quantity(seconds, SECONDS)}) and a day without a worker: {effect}",
+                "raise retention.ms",
             )
+            for what, seconds, effect in again
+            if retention < seconds + _OUTAGE
+        ]
     return found
 
 

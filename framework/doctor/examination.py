@@ -63,9 +63,8 @@ async def _check_cluster(strategy: Strategy, settings: Settings) -> list[Finding
         found += await _part(f"group {settings.group}", check.group)
         found += await _part("dead letters", check.dead_letters)
         if check.readable and check.may_join:
-            remembered = max((each.within for each in strategy.distincts.values()), default=0.0)
             found += await _part(
-                "offsets", lambda: check_offsets(settings, admin, check.readable, remembered)
+                "offsets", lambda: check_offsets(strategy, settings, admin, check.readable)
             )
     return found
 

@@ -217,7 +217,7 @@ class PartitionMemory:
         dropped = np.setdiff1d(mapped.offsets, kept.offsets)
         at = int(dropped[0]) if len(dropped) else int(mapped.offsets[0])
         _log.info(
-            "duplicates were dropped, such as this record",
+            "duplicates were found, such as this record",
             record=f"{self._partition}[{at}]",
             rule=self._reason(),
             **self._key_at(mapped, at),

@@ -20,6 +20,7 @@ from kmr.doctor import examination
 from kmr.doctor.examination import examine
 from kmr.kafka.kafka_consumer import KafkaConsumer
 from kmr.memory.distinct import Distinct
+from kmr.memory.window import Window
 from kmr.reducers.finding import Finding
 from kmr.settings import HttpSettings, Settings
 from kmr.sinks import DeadLetterWriter, KafkaWriter, ParquetWriter, RangeRows, RangeWriter
@@ -264,19 +265,23 @@ async def test_records_that_retention_will_soon_delete_and_records_of_the_future
 
 
 @pytest.mark.parametrize(("hours", "warned"), [(24, True), (48, False)])
-async def test_a_retention_that_is_shorter_than_what_distinct_reads_again_is_found(
+async def test_a_retention_that_is_shorter_than_what_a_start_reads_again_is_found(
     broker: Broker, hours: int, warned: bool
 ) -> None:
     await create(broker, "t", configs={"retention.ms": str(hours * 3_600_000)})
+    counts = {"n": ("*", "count")}
+    window = Window("1h", time="timestamp", late="drop", lateness="1m", columns=counts)
     remembering = Strategy(
-        value=Json(Hit), reduce=[Distinct("path", "10m"), MemoryWriter(Journal())]
+        value=Json(Hit), reduce=[Distinct("path", "10m"), window, MemoryWriter(Journal())]
     )
     found = [each for each in await examine(remembering, settings(broker)) if each.level != "ok"]
-    text = (
-        "retention.ms (24 h) is shorter than within= of Distinct (0.166667 h) and a day without a "
-        "worker: duplicates may pass after it"
-    )
-    assert [each.text for each in found] == [text] * warned
+    text = "retention.ms (1d) is shorter than {} and a day without a worker: {}"
+    gone = "records of open windows may be gone, without which no worker starts"
+    texts = [
+        text.format("within= of Distinct (10m)", "duplicates may pass after it"),
+        text.format("what windows hold (61m)", gone),
+    ]
+    assert [each.text for each in found] == texts * warned
 
 
 async def test_a_member_with_the_name_of_ours_and_idle_members_are_found(
