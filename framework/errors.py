@@ -113,6 +113,14 @@ class UnexpectedDuplicate(SinkError):
 class RecordFailed(KmrError):
     """A record failed and the strategy has no error sink, or too many records failed."""
 
+    @classmethod
+    def without_sink(cls, place: object, stage: str, reason: str) -> RecordFailed:
+        """Return the error of records that no error sink takes; `place` names them."""
+        return cls(
+            f"record failed, {place} in {stage}: {reason}; set reduce_err= in the strategy to keep such "
+            "records and go on"
+        )
+
 
 class Escaped(KmrError):
     """User code raised a BaseException that is no `Exception`: SystemExit, or a CancelledError of its own.

@@ -71,6 +71,7 @@ def context_of(strategy: Strategy, settings: Settings) -> Context:
             has_schema_ids=strategy.has_schema_ids,
             transactional_id=settings.transactional_id,
             session_timeout=settings.session_timeout,
+            takes_refused=strategy.reduce_err is not None,
         ),
     )
 

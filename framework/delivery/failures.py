@@ -247,12 +247,10 @@ class ErrorPort:
         reason = rows.table.column("reason")[0].as_py()
         at = (rows.table.column(name)[0].as_py() for name in OFFSET_COLUMNS)
         self._metrics.count_failed(stage, len(rows), reason, ":".join(map(str, at)))
-        first = f"{rows.ranges[0]} in {stage}: {reason}"
         stream = self._stream
         if stream is None:
-            raise RecordFailed(
-                f"record failed, {first}; set reduce_err= in the strategy to keep such records and go on"
-            )
+            raise RecordFailed.without_sink(rows.ranges[0], stage, reason)
+        first = f"{rows.ranges[0]} in {stage}: {reason}"
         limit = self._window.limit if is_limited else None
         rest: Rows | None = rows
         while rest is not None:

@@ -81,6 +81,7 @@ class SinkContext:
         has_schema_ids: the records' values begin with the id of a schema, see `ValueFormat`.
         transactional_id: of this worker, for a sink whose transactions commit the input's offsets.
         session_timeout: seconds after which the group takes the worker's partitions away; None: unknown.
+        takes_refused: whether `reduce_err` takes rows that a sink refuses.
         count_left_out: called with a stage, `fields` or `digits`, and the number of values that its sink left
             out on purpose.
     """
@@ -94,6 +95,7 @@ class SinkContext:
     has_schema_ids: bool = False
     transactional_id: str = ""
     session_timeout: float | None = None
+    takes_refused: bool = True
     count_left_out: Callable[[str, str, int], None] = _uncounted
 
 

@@ -17,7 +17,7 @@ import anyio
 import structlog
 
 from ..delivery.announcement import next_generation
-from ..errors import SinkError, StrategyError, UnexpectedDuplicate, as_exception
+from ..errors import RecordFailed, SinkError, StrategyError, UnexpectedDuplicate, as_exception
 from ..reducers.collect import Collecting
 from ..reducers.reducer import ERROR_STAGE, Retry
 from ..reducers.sink import NEW, Capabilities, RowsRefused, Sink
@@ -111,6 +111,7 @@ class RangeWriter(Collecting, Sink):
         )
         self.concurrency = concurrency
         self.takes_letters = False  # is this reduce-err, which must accept every failed record?
+        self._stage, self._takes_refused = "", True
         self.set_up = SetUp()
         self.leaving_out = LeavingOut()
         self._group = ""
@@ -160,6 +161,8 @@ class RangeWriter(Collecting, Sink):
         self._group, self._generations = context.group, for_sinks.generations
         self.leaving_out = LeavingOut(context.stage, for_sinks.count_left_out)
         self.takes_letters = context.stage == ERROR_STAGE
+        self._stage = context.stage
+        self._takes_refused = for_sinks.takes_refused or self.takes_letters
         # Letters are not announced: those of a topic that is created anew must not have the old tokens. Spark
         # repeats a micro-batch with its tokens, also in another process.
         is_new = self.takes_letters and for_sinks.session is None
@@ -256,6 +259,18 @@ class RangeWriter(Collecting, Sink):
                 outcomes |= {rows.token: each for rows, each in zip(new, refused, strict=True)}
                 self._proven |= {rows.span.topic_partition for rows in new if rows.span is not None}
         return [outcomes[rows.token] for rows in ranges]
+
+    def require_taken(self, rows: RangeRows, refused: Mapping[int, str]) -> None:
+        """Call it before a range is written of which rows are refused, by number, with the reasons.
+
+        Raises:
+            RecordFailed: the strategy has no `reduce_err`. The worker ends, and a worker that starts when the
+                table is altered writes the range as a whole: a part of it would count as all of it.
+        """
+        if refused and not self._takes_refused:
+            first = rows.refusals(dict([min(refused.items())]))[0]
+            reason = first.reason if isinstance(first.reason, str) else first.reason[0]
+            raise RecordFailed.without_sink(first.rows.ranges[0], self._stage, reason)
 
     async def _deliver_alone(self, rows: RangeRows) -> Sequence[Refusal]:
         first = self._is_first(rows)

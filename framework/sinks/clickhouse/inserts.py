@@ -41,7 +41,7 @@ from .types import fields_left_out
 from .violations import violations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ...record import Rows
     from ..answers import SetUp
@@ -130,6 +130,7 @@ class Inserter:
         deduplicates: the table recognises a repeated insert.
         deduplication: the settings that turn deduplication on, also where a profile or the URL turns it off.
         takes_letters: the rows are failed records, which must all be accepted.
+        require_taken: raises if no `reduce_err` takes the rows of an insert that are refused.
         are_changes: a null becomes the default of its column's type: it is of a deleted row.
         had: the columns that the table has had.
         evolve: columns that the table lacks are added to it, and rows that do not fit it are refused one
@@ -150,6 +151,7 @@ class Inserter:
     had: frozenset[str] = frozenset()
     takes_letters: bool = False
     are_changes: bool = False
+    require_taken: Callable[[RangeRows, Mapping[int, str]], None] = lambda _insert, _refused: None
     _outcomes: dict[str, _Outcome | Answer] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
 
@@ -213,6 +215,7 @@ class Inserter:
     async def _attempt(self, insert: RangeRows, *, last: bool = False) -> Mapping[int, str]:
         block, table = await self._fit(insert)
         refusals = Refusals(block, block.refused, set(block.fitted.general))
+        self.require_taken(insert, block.refused)
         division = _Division(deque(insert.sections()), max(_SMALL_ROWS, len(insert) // 512))
         while division.todo:
             section = division.todo.popleft()
@@ -221,6 +224,7 @@ class Inserter:
                 outcome = await self._send(section, block, table, last=last)
                 if isinstance(outcome, Answer):
                     if found := await self._found(section, block, outcome):
+                        self.require_taken(insert, found)
                         refusals.add_found(found, outcome)
                         # With the same token: nothing was written under it.
                         division.todo.appendleft(section)
@@ -228,6 +232,8 @@ class Inserter:
                     if not division.is_begun and (
                         answers := await self._raising(section, block, table)
                     ):
+                        reasons = {row: answer.reason for row, answer in answers.items()}
+                        self.require_taken(insert, reasons)
                         for row, answer in answers.items():
                             refusals.add(Section(section.of, row, row + 1), answer)
                         division.todo.appendleft(section)
@@ -235,6 +241,8 @@ class Inserter:
                     if insert.joined and insert.shared:
                         reason = f"some rows of {len(insert.joined)} partitions: {outcome.reason}"
                         raise Retry(f"{table}: {reason}", after=0.0, may_double=False)  # each alone
+                    rows = range(section.start, section.stop)
+                    self.require_taken(insert, dict.fromkeys(rows, outcome.reason))
                     if division.divides(section):
                         outcome = _Outcome.DIVIDED
                 self._outcomes[section.token] = outcome

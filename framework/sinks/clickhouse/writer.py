@@ -299,6 +299,7 @@ class ClickHouseWriter(RangeWriter):
             frozenset(column.name for column in table.columns),
             self.takes_letters,
             self._versions is not None,
+            self.require_taken,
         )
 
     async def examine(self, context: Context) -> Sequence[Finding]:

@@ -174,6 +174,7 @@ class ParquetWriter(RangeWriter):
         """
         fitted = self._fit(rows)
         self.set_up.judge(self, len(rows), fitted.refused, fitted.general)
+        self.require_taken(rows, fitted.refused)
         self.leaving_out.of(self, fitted)
         metadata = {_REFUSED: msgspec.json.encode(fitted.refused)} if fitted.refused else None
         try:

@@ -461,6 +461,7 @@ class PostgresWriter(RangeWriter):
             if claimed:
                 refused = await self._insert(connection, together(claimed))
                 for rows, mine in zip(claimed, divided(claimed, refused), strict=True):
+                    self.require_taken(rows, mine)
                     outcomes[rows.token] = mine
                     if mine:
                         await ranges.refuse(connection, self._entry(rows), mine)

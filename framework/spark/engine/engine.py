@@ -135,6 +135,7 @@ class SparkEngine:
                 generations=self._generation,
                 schema_of=strategy.schema_of,
                 has_schema_ids=strategy.has_schema_ids,
+                takes_refused=strategy.reduce_err is not None,
             ),
         )
         self._reducers = DriverReducers(strategy, self._context, self.metrics, self._reread)

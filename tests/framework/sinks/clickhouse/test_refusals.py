@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from .writing import OFFSETS, flush, poisoned_offsets, reasons, rows, written
+from kmr.delivery.announcement import Announcement
+from kmr.errors import RecordFailed
+from kmr.reducers.sink import Write
+from kmr.sinks import ClickHouseWriter
+
+from ...flushes import Flushed
+from .writing import COUNTED, OFFSETS, flush, poisoned_offsets, reasons, rows, written
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
+    from kmr.reducers.reducer import Context
     from tests.framework.sinks.conftest import CreateTable
 
     from .writing import OpenWriter
@@ -44,3 +52,45 @@ async def test_the_reason_of_a_row_that_the_server_refuses_has_its_column_and_va
     document, number = sorted(reasons(result), reverse=True)
     assert document == "column v (JSON) cannot hold '{a'"
     assert number.startswith("column raw (String) cannot hold 'three': Cannot parse string 'three'")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("`n` Int64, CONSTRAINT small CHECK n < 50", "DROP CONSTRAINT small"),
+        ("`n` Int64 CODEC(NONE), `m` UInt8", "MODIFY COLUMN m Int64"),
+    ],
+)
+async def test_without_reduce_err_a_range_with_a_refused_row_waits_as_a_whole(
+    client: Client,
+    clickhouse_url: str,
+    create_table: CreateTable,
+    context: Context,
+    before: str,
+    after: str,
+) -> None:
+    """The worker ends; where the table is mended, all rows are written, not those that are left."""
+    table = create_table(f"{COUNTED.rpartition(', ')[0]}, {before}")
+    numbers = list(range(40, 60))
+    columns = {"n": numbers} if "CODEC" not in before else {"n": numbers, "m": [n * 6 for n in numbers]}
+    part = rows(0, 20, **columns)
+    part = replace(part, table=part.table.drop_columns(["partition", "offset"]))
+    announced = Announcement(0, 19, "g:topic:0:0-19", "w", rows=20)
+    strict = context.with_sinks(takes_refused=False)
+    for repeated in (False, True):
+        writer = ClickHouseWriter(table, url=clickhouse_url)
+        await writer.open(strict)
+        try:
+            with pytest.raises(RecordFailed, match="set reduce_err= in the strategy"):
+                await flush(writer, part, write=Write(announced, repeated=repeated))
+        finally:
+            await writer.close()
+        assert written(client, table) == []
+    client.command(f"ALTER TABLE {table} {after}")
+    writer = ClickHouseWriter(table, url=clickhouse_url)
+    await writer.open(strict)
+    try:
+        assert await flush(writer, part, write=Write(announced, repeated=True)) == Flushed()
+    finally:
+        await writer.close()
+    assert written(client, table) == list(range(20))

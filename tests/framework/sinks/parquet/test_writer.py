@@ -16,7 +16,7 @@ import pytest
 from pyarrow import fs
 
 from kmr.delivery.announcement import Announcement
-from kmr.errors import Escaped, StrategyError
+from kmr.errors import Escaped, RecordFailed, StrategyError
 from kmr.record import Range, Rows, TopicPartition
 from kmr.reducers.reducer import Retry
 from kmr.reducers.sink import Write
@@ -151,6 +151,24 @@ async def test_rows_that_do_not_fit_fail_again_when_their_range_is_there_already
             ((Range("t", 0, 1, 1),), "column n (int64) cannot hold 'x'")
         ]
     assert offsets_in(tmp_path) == [0, 2]
+
+
+async def test_without_reduce_err_a_range_with_a_refused_row_waits_as_a_whole(
+    tmp_path: Path, context: Context
+) -> None:
+    """The worker ends; where the columns are mended, all rows are written, not those that are left."""
+    strict = context.with_sinks(takes_refused=False)
+    added = rows(0, 2, n=["1", "x", "3"])
+    numbers = await opened(
+        tmp_path, strict, schema=pa.schema({"offset": pa.int64(), "n": pa.int64()})
+    )
+    with pytest.raises(RecordFailed, match=r"t-0\[1\.\.1\] in .*cannot hold 'x'; set reduce_err="):
+        await flush(numbers, added)
+    assert offsets_in(tmp_path) == []
+    text = pa.schema({"offset": pa.int64(), "n": pa.string()})
+    mended = await opened(tmp_path, strict, schema=text)
+    assert await flush(mended, added, replayed=True) == Flushed()
+    assert offsets_in(tmp_path) == [0, 1, 2]
 
 
 async def test_columns_are_those_that_are_declared_else_those_of_a_file(

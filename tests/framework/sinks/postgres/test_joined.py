@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from kmr.delivery.announcement import Announcement
+from kmr.errors import RecordFailed
 from kmr.record import Range, Rows, TopicPartition
 from kmr.reducers.flushing import Buffer
 from kmr.reducers.sink import Write
@@ -106,6 +107,29 @@ async def test_a_range_that_is_there_and_rows_that_are_refused_do_not_hold_the_o
     found = [[offset for offset, _ in refused(results[partition])] for partition in range(4)]
     assert found == [[], [2], [2], []]
     assert [o for o, _ in refused(await write_again(postgres_url, context, 1))] == [2]
+
+
+async def test_without_reduce_err_ranges_with_a_refused_row_wait_as_a_whole(
+    postgres_url: str, context: Context
+) -> None:
+    """The worker ends; where the table is mended, all rows are written, not those that are left."""
+    strict = context.with_sinks(takes_refused=False)
+    await opened(postgres_url, strict, create=COLUMNS)
+    execute(
+        postgres_url, 'ALTER TABLE hits ADD CONSTRAINT c CHECK ("partition" <> 1 OR "offset" <> 2)'
+    )
+    for write in (
+        write_together(postgres_url, strict, range(3)),
+        write_again(postgres_url, strict, 1),
+    ):
+        with pytest.raises((RecordFailed, ExceptionGroup)) as failed:
+            await write
+        assert "t-1[2..2] in" in repr(failed.value)
+        assert query(postgres_url, PARTS) == []
+    execute(postgres_url, "ALTER TABLE hits DROP CONSTRAINT c")
+    for partition in range(3):
+        assert await write_again(postgres_url, strict, partition) == Flushed()
+    assert query(postgres_url, PARTS) == [(0, 3), (1, 3), (2, 3)]
 
 
 async def test_the_next_ranges_of_all_partitions_replace_the_last_ones(
