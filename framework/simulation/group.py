@@ -362,7 +362,7 @@ class GroupConsumer:
                 partition
                 for partition, position in sorted(self._positions.items())
                 if partition not in self._paused
-                and self._group.ranges[partition].has_records_from(position)
+                and self._group.ranges[partition].answers_at(position)
             ]
             if ready and not self._rebalancing:
                 rng.shuffle(ready)
@@ -376,8 +376,13 @@ class GroupConsumer:
 
     def _fetch(self, partition: TopicPartition, count: int) -> Batch:
         self._group.checks.takes(self.member, partition)
+        before, records = self._positions[partition], self._group.log[partition]
         position, end = self._reset(partition), self._group.ranges[partition].end
-        records = self._group.log[partition]
+        if not self._group.ranges[partition].has_records_from(position):
+            self._positions[partition] = position
+            return Batch(
+                *partition, before, position - 1, nbytes=0, load=lambda: records.columns[:0]
+            )
         offsets = records.offsets
         start = int(offsets.searchsorted(position))
         stop = min(start + count, int(offsets.searchsorted(end)))

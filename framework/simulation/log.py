@@ -56,6 +56,10 @@ class LogRange:
         """Return whether a reader may be there; if not, it gets OFFSET_OUT_OF_RANGE."""
         return self.start <= offset <= self.end
 
+    def answers_at(self, offset: int) -> bool:
+        """Return whether a reader at this offset gets records, or OFFSET_OUT_OF_RANGE."""
+        return self.has_records_from(offset) or not self.has_position(offset)
+
     def has_records_from(self, offset: int) -> bool:
         """Return whether a reader at this offset has something to read, now or after a skip."""
         return max(offset, self.start) < self.end
