@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -72,7 +72,9 @@ async def test_without_reduce_err_a_range_with_a_refused_row_waits_as_a_whole(
     """The worker ends; where the table is mended, all rows are written, not those that are left."""
     table = create_table(f"{COUNTED.rpartition(', ')[0]}, {before}")
     numbers = list(range(40, 60))
-    columns = {"n": numbers} if "CODEC" not in before else {"n": numbers, "m": [n * 6 for n in numbers]}
+    columns: dict[str, Any] = {"n": numbers}
+    if "CODEC" in before:
+        columns["m"] = [n * 6 for n in numbers]
     part = rows(0, 20, **columns)
     part = replace(part, table=part.table.drop_columns(["partition", "offset"]))
     announced = Announcement(0, 19, "g:topic:0:0-19", "w", rows=20)
