@@ -165,7 +165,7 @@ async def test_without_reduce_err_a_range_with_a_refused_row_waits_as_a_whole(
     with pytest.raises(RecordFailed, match=r"t-0\[1\.\.1\] in .*cannot hold 'x'; set reduce_err="):
         await flush(numbers, added)
     assert offsets_in(tmp_path) == []
-    text = pa.schema([("offset", pa.int64()), ("n", pa.string())])
+    text = pa.table({"offset": [0], "n": [""]}).schema
     mended = await opened(tmp_path, strict, schema=text)
     assert await flush(mended, added, replayed=True) == Flushed()
     assert offsets_in(tmp_path) == [0, 1, 2]
