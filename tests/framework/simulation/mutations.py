@@ -482,8 +482,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "an open window holds its last record, not its first": Mutation(
         "memory/window_state.py",
-        "self._firsts.setdefault(start, offset)",
-        "self._firsts[start] = offset",
+        "self._firsts.setdefault(start, int(offsets[numbers[row]]))",
+        "self._firsts[start] = int(offsets[numbers[row]])",
         of=_WINDOWS,
     ),
     "a window closes with the rows of the next one": Mutation(
