@@ -1,7 +1,7 @@
 """Receive large responses in place: aiokafka's stream reader copies them several times, in small pieces.
 
-A connection is switched to `ResponseReceiver` when it is made. A small response is then handled by aiokafka
-as before; fetch responses are large.
+A connection is switched to `ResponseReceiver` before its first request. A small response is then handled by
+aiokafka as before; fetch responses are large.
 """
 # ruff: noqa: SLF001  aiokafka's internals, see kmr.kafka.fetching
 
@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from struct import Struct
-from types import FunctionType, MethodType
 from typing import Any, Final
 
 import numpy as np
 import structlog
-from aiokafka.client import AIOKafkaClient
-from aiokafka.conn import CloseReason, create_conn
+from aiokafka.conn import CloseReason
 
 _log = structlog.get_logger(__name__)
 
@@ -127,18 +125,15 @@ class _Source:
 
 
 def receive_in_place(client: Any) -> None:
-    """Let a client's connections to brokers receive so; call it before it connects.
+    """Let the connections that a client of aiokafka gets from now on receive so."""
+    connect = client._get_conn
 
-    The method that makes connections is given a function that switches them.
-    """
-    connect = AIOKafkaClient._get_conn
-    names = {**connect.__globals__, "create_conn": _create_connection}
-    function = FunctionType(connect.__code__, names)
-    function.__kwdefaults__ = connect.__kwdefaults__
-    client._get_conn = MethodType(function, client)
+    async def connection_of(*args: Any, **options: Any) -> Any:
+        connection = await connect(*args, **options)
+        if connection is not None and connection.connected():
+            transport = connection._writer.transport
+            if not isinstance(transport.get_protocol(), ResponseReceiver):
+                transport.set_protocol(ResponseReceiver(connection))
+        return connection
 
-
-async def _create_connection(*args: Any, **options: Any) -> Any:
-    connection = await create_conn(*args, **options)
-    connection._writer.transport.set_protocol(ResponseReceiver(connection))
-    return connection
+    client._get_conn = connection_of
