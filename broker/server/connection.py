@@ -50,9 +50,7 @@ _GROWTH = 4  # a buffer is at most so many times as large as what has arrived,
 _BEGUN_BYTES = 16 * 1024  # but once so much has arrived,
 _USUAL_BYTES = 1024 * 1024  # it may have this size: usual requests are not copied twice
 _BYTES_PER_SECOND = 1024 * 1024  # at least, after `request_timeout`
-_STILL_SECONDS = (
-    5.0  # a request, or an unread response, may stand still while others wait for its memory
-)
+_STILL_SECONDS = 5.0  # that a request or an unread response may stand still: others need the memory
 _LENGTH_BYTES = 4
 _LEAST_SLICE_SECONDS = 0.000_5
 _REFUSAL_SECONDS = 1.0  # from the response about a failed authentication to the close
