@@ -19,7 +19,7 @@ test: ## the checks and the whole test suite
 	@tools/install dev demo docs
 	@{ tools/debian kcat chromium && tools/checkers && tools/kubeconform; } & \
 	$(MAKE) --no-print-directory check && wait $$!
-	.venv/bin/pytest -n 6 --dist loadfile --no-loadscope-reorder
+	.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 search: ## the property tests with new random examples; `make test` repeats the same ones
 	@tools/install dev demo

@@ -23,7 +23,7 @@ import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
 from ...errors import KmrError, SinkError, StrategyError
-from ...record import COORDINATES
+from ...record import OFFSET_COLUMNS
 from ..answers import connected, of_clickhouse
 from ..choosing import choose
 from .client import ClickHouseAddress, connect_async
@@ -165,10 +165,10 @@ class StagedTable:
         )
 
     def _require_coordinates(self, names: Sequence[str], where: str) -> None:
-        absent = [name for name in COORDINATES.names if name not in names]
+        absent = [name for name in OFFSET_COLUMNS if name not in names]
         if self.range_offsets is not None and absent:
             raise StrategyError(
-                f"by_offsets=true needs {', '.join(COORDINATES.names)}: {where} lack {', '.join(absent)}"
+                f"by_offsets=true needs {', '.join(OFFSET_COLUMNS)}: {where} lack {', '.join(absent)}"
             )
 
     def _choice(self, table: ClickHouseTable, schema: pa.Schema) -> Choice[ClickHouseColumn]:
@@ -203,9 +203,9 @@ class StagedTable:
             if not rows.num_rows:
                 continue
             if self.range_offsets is not None and any(
-                rows.column(name).null_count for name in COORDINATES.names
+                rows.column(name).null_count for name in OFFSET_COLUMNS
             ):
-                raise SinkError(f"{table}: a row has no {', '.join(COORDINATES.names)}")
+                raise SinkError(f"{table}: a row has no {', '.join(OFFSET_COLUMNS)}")
             cast = table.cast([rows], self._choice(table, rows.schema))
             if cast.refused:
                 raise SinkError(

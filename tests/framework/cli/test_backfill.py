@@ -25,22 +25,6 @@ def test_a_bound_that_is_no_place_is_explained(
     assert f"{flag} must be {word}, a time such as" in refused.err
 
 
-def test_spark_does_not_read_for_workers_what_a_strategy_remembers(
-    kmr: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "remembering.py").write_text(
-        "from kmr import Distinct, Strategy\nfrom kmr.sinks import StreamWriter\n"
-        "def f(record): return {'id': 1}\n"
-        "strategy = Strategy(map=f, reduce=[Distinct('id', within='1m'), StreamWriter('stdout')])\n"
-    )
-    pytest.importorskip("pyspark")
-    monkeypatch.chdir(tmp_path)
-    spark = ("--engine", "spark", "--checkpoint", "progress")
-    refused = kmr("backfill", "remembering:strategy", *WHERE[1:], *spark)
-    assert refused.code == 1
-    assert "what Distinct and Window remember is in the checkpoint" in refused.err
-
-
 def test_columns_of_an_archive_that_are_no_mapping_are_explained(
     kmr: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -256,7 +257,7 @@ def to_both(record: Record) -> list[tuple[dict[str, Any], str]]:
 def test_a_letter_of_a_branch_is_replayed_to_that_branch_alone() -> None:
     stages = ["reduce-1 b", "map", "reduce-1 a", "reduce-1 b", "reduce-1 gone"]
     letters = written(*(FAILED | {"offset": at, "stage": stage} for at, stage in enumerate(stages)))
-    strategy = Strategy(map=to_both, reduce={"a": SINK, "b": SINK})
+    strategy = Strategy(map=to_both, reduce={"a": SINK, "b": deepcopy(SINK)})
     replay = replay_of(strategy, everything(letters))
     assert replay.map is not None
     mapped = apply(replay.map, letters, replay.map_spec)

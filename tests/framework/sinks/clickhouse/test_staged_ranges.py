@@ -108,7 +108,7 @@ async def test_rows_without_coordinates_are_refused(table: StagedTable) -> None:
         StrategyError, match="by_offsets=true needs topic, partition, offset: the rows"
     ):
         await prepare(table, bare)
-    plain = replace(table, range_offsets=None)
+    plain = replace(table, range_offsets=None, layout=TableLayout(order_by=("topic",)))
     await prepare(plain, bare)
     with pytest.raises(StrategyError, match=r"needs .*: default\.ranges_\d+ lack partition"):
         await prepare(table, rows(0))

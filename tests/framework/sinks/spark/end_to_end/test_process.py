@@ -62,7 +62,7 @@ async def start(broker: Broker, directory: Path, strategy: str) -> Process:
             str(Path(sys.executable).with_name("kmr")),
             *("run", f"strategies:{strategy}", "--topic", "in", "--group", "g"),
             *("--bootstrap-servers", broker.bootstrap_servers, "--heartbeat-interval", "0.1"),
-            *("--session-timeout", "1", "--commit-interval", "0.1"),
+            *("--session-timeout", "2", "--commit-interval", "0.1"),
         ],
         cwd=directory,
         env={**os.environ, "NO_COLOR": "1"},
