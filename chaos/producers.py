@@ -122,41 +122,31 @@ class Load(RecordSource):
     ) -> None:
         """One batch, and what became of it; `sent` has the last acknowledged ids of each partition."""
         async with self._gate:
-            await self._send_batch(sent, producer, random, in_transaction=in_transaction)
-
-    async def _send_batch(
-        self,
-        sent: dict[tuple[str, int], tuple[float, range]],
-        producer: AIOKafkaProducer,
-        random: Random,
-        *,
-        in_transaction: bool,
-    ) -> None:
-        first = next(self._ids)
-        ids = range(first, first + self._batch)
-        poison = self._poison(ids)
-        at = topic, partition = random.choice(self._topics), random.randrange(self._partitions)
-        repeated = self._repeated(ids, sent.get(at), poison)
-        aborts = in_transaction and random.random() < _ABORTED
-        outcome: Outcome = "unknown"
-        base = None
-        try:
-            if in_transaction:
-                await producer.begin_transaction()
-            batch = self._filled(producer.create_batch(), ids, poison, repeated)
-            answer = await producer.send_batch(batch, topic, partition=partition)
-            offset = (await answer).offset
-            if aborts:
-                await producer.abort_transaction()
-            elif in_transaction:
-                await producer.commit_transaction()
-            base, outcome = offset, "aborted" if aborts else "acked"
-        finally:
-            self._history.produced(topic, partition, base, ids, outcome, [*poison, *repeated])
-        if outcome == "acked":
-            sent[at] = anyio.current_time(), ids
-            self.acknowledged += len(ids)
-            self._changed.notify()
+            first = next(self._ids)
+            ids = range(first, first + self._batch)
+            poison = self._poison(ids)
+            at = topic, partition = random.choice(self._topics), random.randrange(self._partitions)
+            repeated = self._repeated(ids, sent.get(at), poison)
+            aborts = in_transaction and random.random() < _ABORTED
+            outcome: Outcome = "unknown"
+            base = None
+            try:
+                if in_transaction:
+                    await producer.begin_transaction()
+                batch = self._filled(producer.create_batch(), ids, poison, repeated)
+                answer = await producer.send_batch(batch, topic, partition=partition)
+                offset = (await answer).offset
+                if aborts:
+                    await producer.abort_transaction()
+                elif in_transaction:
+                    await producer.commit_transaction()
+                base, outcome = offset, "aborted" if aborts else "acked"
+            finally:
+                self._history.produced(topic, partition, base, ids, outcome, [*poison, *repeated])
+            if outcome == "acked":
+                sent[at] = anyio.current_time(), ids
+                self.acknowledged += len(ids)
+                self._changed.notify()
 
     def _filled(
         self, batch: BatchBuilder, ids: range, poison: list[int], repeated: dict[int, int]

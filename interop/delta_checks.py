@@ -154,7 +154,7 @@ class DeltaChecks:
     async def _history(self, partitions: int) -> str:
         """Each range is repeated by a new writer at times, and at times the one before comes late."""
         chance = random.Random(self._seed)  # noqa: S311  no secrets
-        history = _random_history(chance, 60, partitions)
+        history = History.random(chance, 60, partitions, truncates=0.02)
         path = str(self._directory / f"history-{partitions}")
         writer = await self._open(path=path, format="delta", schema=_SCHEMA)
         written = repeated = late = 0
@@ -234,7 +234,7 @@ class DeltaChecks:
     async def _killed(self, engine: str, partitions: int) -> str:
         """Start, let it be killed around a MERGE, start again; the last start reads to the end."""
         chance = random.Random(self._seed)  # noqa: S311  no secrets
-        history = _random_history(chance, 240, partitions)
+        history = History.random(chance, 240, partitions, truncates=0.02)
         path = str(self._directory / f"killed-{engine}")
         servers = await self._broker(engine, history)
         for number, death in enumerate(_DEATHS):
@@ -314,21 +314,6 @@ class DeltaChecks:
 
 def _kmr(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "kmr", *arguments]
-
-
-def _random_history(chance: random.Random, operations: int, partitions: int) -> History:
-    history = History(partitions)
-    for _ in range(operations):
-        key, kind = chance.randrange(12), chance.random()
-        if kind < 0.6:
-            history.apply(("put", key, f"name {chance.randrange(100)}"))
-        elif kind < 0.8:
-            history.apply(("delete", key, ""))
-        elif kind < 0.98:
-            history.apply(("move", key, chance.randrange(12)))
-        else:
-            history.apply(("truncate", 0, ""))
-    return history
 
 
 def _puts(rows: Sequence[tuple[int, str]]) -> list[bytes | None]:

@@ -33,18 +33,7 @@ if TYPE_CHECKING:
 
 
 def _history(partitions: int) -> History:
-    chance, history = random.Random(7), History(partitions)
-    for _ in range(600):
-        key, kind = chance.randrange(12), chance.random()
-        if kind < 0.6:
-            history.apply(("put", key, f"name {chance.randrange(100)}"))
-        elif kind < 0.8:
-            history.apply(("delete", key, ""))
-        elif kind < 0.99:
-            history.apply(("move", key, chance.randrange(12)))
-        else:
-            history.apply(("truncate", 0, ""))
-    return history
+    return History.random(random.Random(7), 600, partitions, truncates=0.01)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

@@ -18,6 +18,7 @@ from kmr.reducers.sink import Write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from random import Random
 
     from kmr.values.value_format import ValueFormat
 
@@ -63,6 +64,24 @@ class History:
         history = cls(partitions)
         for operation in operations:
             history.apply(operation)
+        return history
+
+    @classmethod
+    def random(
+        cls, chance: Random, operations: int, partitions: int, *, truncates: float
+    ) -> History:
+        """Return a history of a dozen keys; `truncates` is the share of truncates."""
+        history = cls(partitions)
+        for _ in range(operations):
+            key, kind = chance.randrange(12), chance.random()
+            if kind < 0.6:
+                history.apply(("put", key, f"name {chance.randrange(100)}"))
+            elif kind < 0.8:
+                history.apply(("delete", key, ""))
+            elif kind < 1 - truncates:
+                history.apply(("move", key, chance.randrange(12)))
+            else:
+                history.apply(("truncate", 0, ""))
         return history
 
     def apply(self, operation: tuple[str, int, Any]) -> None:
