@@ -63,7 +63,7 @@ class Worker(worker_site.WorkerUnderTest):
     clickhouse: HttpLink | None = None
 
     async def refusal(self) -> str:
-        """Start it where it has to end by itself with exit code 1; return its last line."""
+        """Start a worker that has to end with exit code 1; return the last line of its output."""
         async with self._lock:
             await self.service.start()
             await self.service.until_ended()

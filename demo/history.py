@@ -1,4 +1,4 @@
-"""The demo's history: `kmr backfill` commits the cut, and reads what is below it with Spark."""
+"""The demo's history: `kmr backfill` commits the cut, and Spark reads the records below it."""
 
 from __future__ import annotations
 

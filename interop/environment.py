@@ -49,7 +49,7 @@ def python_with_pyspark(version: str, directory: Path) -> Path:
 
 
 def link_packages(running: Path, own: Path) -> None:
-    """Link what is in one directory of packages, and not in the other, but for Spark's."""
+    """Link the packages that only the first directory has, without Spark's."""
     for each in running.iterdir():
         if (own / each.name).exists() or each.name.startswith(_OWN):
             continue

@@ -152,7 +152,7 @@ class Service:
         await self._ended.wait()
 
     def refused(self) -> str:
-        """Note that its end, if with exit code 1, is what had to come; return the end of its output."""
+        """Accept that the process has ended with exit code 1; return the end of its output."""
         self.wanted = False
         if self._line["code"] == 1:
             self._line["ending"] = "refused"

@@ -166,7 +166,7 @@ NOTHING_CLOSED: Final = Closed()
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kmr", tag=2):
-    """What a commit says without an announced range: the generation, a history, and what is remembered.
+    """The metadata of a commit that announces no range.
 
     Attributes:
         awaits: no worker may begin here: `kmr backfill` still reads what it must remember.
@@ -282,7 +282,7 @@ def remembering(
     back: LookBack | None,
     closed: Closed | None,
 ) -> CommitOffset:
-    """Return a commit with what is remembered there, and `first`, the first record of the open windows.
+    """Return a commit at `first`, the first record of the open windows, with what a worker has to remember.
 
     Raises:
         ConsumerError: a newer version of kmr wrote the metadata.

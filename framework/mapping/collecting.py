@@ -57,6 +57,7 @@ class CollectedRows:
         """
         rows, of_rows, known = self.rows, self.numbers, self._known
         calls = 0
+        # Two loops: one for any number of parameters would make a tuple for each call.
         if len(arguments) == 1:
             for argument, number in zip(arguments[0], numbers, strict=False):
                 calls += 1

@@ -79,7 +79,7 @@ class MapSpec:
     frame: str = "pyarrow"
 
     def caller(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what is called with an item of each of `Arguments.lists`, or with a batch."""
+        """Return a function of one item of each of `Arguments.lists`, or of a batch."""
         if self.frame != "pyarrow":
             make = frame_maker(self.frame)
             return lambda batch: function(make(batch))

@@ -178,7 +178,7 @@ class Inputs:
         return MapResult(table, offsets, tuple(failures))
 
     def caller(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what is called with an item of each of `Arguments.lists`, or with a batch."""
+        """Return a function of one item of each of `Arguments.lists`, or of a batch."""
         if not self.is_timed:
             return function
         takes_both = self.parameters == "value and record"

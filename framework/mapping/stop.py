@@ -66,7 +66,7 @@ class Stop:
             pending.clear()
 
     def ended(self) -> None:
-        """Forget the queue: its calls are made, and what they were made with need not outlive them."""
+        """Forget the queue: its calls are made, so the arguments may be freed."""
         self._pending = None
 
     def sleep(self, seconds: float) -> bool:

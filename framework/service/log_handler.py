@@ -38,7 +38,7 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
         try:
             self._write(number, record)
         except OSError:
-            pass  # nobody will read it
+            pass  # the reader has closed the pipe
         except Exception:  # noqa: BLE001  as `StreamHandler`
             self.handleError(record)
 

@@ -89,10 +89,10 @@ class SourceSettings:
         offsets: Mapping[TopicPartition, int],
         at_end: Callable[[TopicPartition, CommitOffset], CommitOffset] | None,
     ) -> dict[TopicPartition, CommitOffset]:
-        """Return what is committed when a query has written all before these offsets.
+        """Return the commits of a query that has written all records before these offsets.
 
         Args:
-            at_end: adds what is remembered at the end of a partition, for who goes on there.
+            at_end: adds to the commit at the end of a history what the worker that goes on there remembers.
         """
         if (bounds := self.bounds) is None:
             return {at: CommitOffset(offset) for at, offset in offsets.items()}

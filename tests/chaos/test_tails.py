@@ -1,4 +1,4 @@
-"""Logs that lose their last batches, and what is counted then."""
+"""A log is cut after a batch, and the records that it has lost are counted."""
 
 from __future__ import annotations
 

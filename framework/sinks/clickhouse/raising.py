@@ -45,10 +45,11 @@ _CASTS: Final = re.compile(
 _ARGUMENT: Final = r"((?:[^'(),]|\([^'()]*\))+)"
 _THROWS: Final = re.compile(rf"\bthrowIf\({_ARGUMENT}[,)]")
 _DIVIDES: Final = re.compile(rf"\b(?:intDiv|modulo)\({_ARGUMENT}, {_NAME}\)")
-# What the server may not evaluate for each row; and types whose texts it reads in another way there.
+# The server may not evaluate all parts of these for each row.
 _CONDITIONAL: Final = re.compile(
     r"->|\?|\b(if|multiIf|and|or|case\w*|coalesce|ifNull|transform|AND|OR|CASE)\b"
 )
+# A Variant reads texts of these types in another way than a cast does.
 _NOT_PARSED: Final = re.compile(
     "^Nullable|Bool|String|Enum|JSON|Variant|Dynamic|LowCardinality|Nested"
 )
@@ -71,8 +72,8 @@ async def raising(
 ) -> dict[int, Answer]:
     """Return the rows for which an expression raises, with the server's answer.
 
-    None if the table has no expressions, or if they raise for all rows of a sample, or for so many that
-    more than 3,000 would have to be tried.
+    No row is returned if the table has no expressions, if they raise for all rows of a sample, or if more
+    than 3,000 rows would have to be tried alone.
 
     Args:
         columns: those of the table that are sent.

@@ -1,7 +1,7 @@
-"""Arrays, ranges and composite types of PostgreSQL in text: the texts of what is inside.
+"""Texts for arrays, ranges and composite types of PostgreSQL are divided into their items.
 
-The server casts such a text by itself, and rounds or cuts what is inside: 1.005 becomes 1.01 in a
-`numeric(5,2)[]`. So each item is checked as a column of its type would be.
+The server casts such a text by itself, and rounds or cuts the items: 1.005 becomes 1.01 in a
+`numeric(5,2)[]`. So each item is checked like a value of a column.
 """
 
 from __future__ import annotations

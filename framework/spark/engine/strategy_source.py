@@ -103,7 +103,7 @@ def strategy_source(name: str, plan: TaskPlan, settings: SourceSettings) -> type
             expected = to_arrow_schema(schema, timezone="UTC")
             process = partial(_run_task, plan)
             at_end = None
-            if plan.checkpoint is not None and settings.bounds is not None:
+            if plan.checkpoint is not None:
                 at_end = partial(_memory_at_end, plan.checkpoint)
             return KafkaStreamReader(
                 settings, expected, process=process, grid=GRID, idle=plan.idle, at_end=at_end

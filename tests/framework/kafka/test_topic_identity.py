@@ -1,4 +1,4 @@
-"""A topic that is deleted and created again is told apart by its id."""
+"""The id of a topic tells that it was deleted and created again."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """A pipe, and what was read of it."""
+    """A pipe, and the bytes that the test has read from it."""
 
     def __init__(self) -> None:
         self.read, write = os.pipe()
@@ -39,7 +39,7 @@ class Reader:
         os.set_blocking(self.stream.fileno(), True)
 
     def lines(self) -> list[str]:
-        """Read what is there."""
+        """Read all bytes that the pipe has now."""
         found = b""
         while select.select([self.read], [], [], 0)[0]:
             found += os.read(self.read, 1 << 16)

@@ -1,4 +1,4 @@
-"""Encoders: what is written is read back as it was by the reference library, or refused by field and value."""
+"""The reference library reads what an encoder wrote, or the encoder refuses it and names field and value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays, ranges and composites in text: what is inside is stored as it is, or its row is refused."""
+"""PostgreSQL stores each item of an array, range or composite as it is, or its row is refused."""
 
 from __future__ import annotations
 
