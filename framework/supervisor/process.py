@@ -123,14 +123,18 @@ class WorkerProcess:
         Args:
             serve: serves a ClickHouse directory.
         """
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._listen, serve)
-            self.code = await self._process.wait()
-            # What it said last may be read only now. A process that it has left behind may hold the socket.
-            tasks.cancel_scope.deadline = anyio.current_time() + _LAST_WORDS_TIMEOUT
-        for _ in range(_TURNS_TO_READ):
-            await checkpoint()
-        self._writer.close()
+        async with self._process:  # kills it if this task is cancelled
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._listen, serve)
+                    self.code = await self._process.wait()
+                    # What it said last may be read only now. A process that it has left behind may hold
+                    # the socket.
+                    tasks.cancel_scope.deadline = anyio.current_time() + _LAST_WORDS_TIMEOUT
+                for _ in range(_TURNS_TO_READ):
+                    await checkpoint()
+            finally:
+                self._writer.close()
         self._reader.feed_eof()
         await self._listen(serve)  # to what had arrived when the time was up
         for asked in self._asked.values():

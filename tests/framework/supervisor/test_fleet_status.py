@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import anyio
 import msgspec
+from anyio.abc import AsyncResource
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from kmr.observe.status import WorkerStatus
 
 
-class Supervised:
+class Supervised(AsyncResource):
     """A worker's end of the channel, in this process: it reports a status and metrics until `end`."""
 
     def __init__(self, index: int, status: WorkerStatus) -> None:
@@ -57,6 +58,9 @@ class Supervised:
     async def wait(self) -> int:
         await self._ended.wait()
         return 0
+
+    async def aclose(self) -> None:
+        """Nothing is left open."""
 
     def end(self) -> None:
         self._ours.shutdown(socket.SHUT_RDWR)

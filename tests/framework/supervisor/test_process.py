@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import anyio
+import pytest
 from anyio.lowlevel import checkpoint
 
 from kmr.supervisor.messages import Job, Served
@@ -18,8 +19,6 @@ from tests.framework.supervisor.plan import WORKER
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 HASTY = """
@@ -144,3 +143,19 @@ async def test_a_hangup_does_not_end_a_process_that_begins(tmp_path: Path) -> No
             await process.joined.wait()
             process.stop()
     assert process.code == 0
+
+
+async def test_a_process_ends_and_leaves_nothing_open_when_its_supervisor_is_cancelled(
+    tmp_path: Path,
+) -> None:
+    journal = tmp_path / "journal"
+    job = Job(0, None, None, {"plan": [["runs"]], "journal": str(journal)}, leaves=False)
+    process = await WorkerProcess.start(job, (sys.executable, "-I", "-S", "-c", WORKER))
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process.run, nothing_is_served)
+            process.admit()
+            await process.joined.wait()
+            tasks.cancel_scope.cancel()
+    with pytest.raises(ProcessLookupError):  # it has been waited for
+        os.kill(process.pid, 0)
