@@ -1,7 +1,8 @@
 """Write rows into a table, and find those that the server refuses: the others are written.
 
 COPY is tried first; a part that is refused is halved. A small part is inserted row by row, by one statement
-that runs in the server: so 30,000 refused rows of 32,768 take seconds.
+that runs in the server. While such parts have many refused rows, the next ones are larger and not copied first:
+so 30,000 refused rows of 32,768 take seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 
 _PIECE: Final = 1 << 20  # bytes
 _SMALL: Final = 256  # rows; fewer are inserted one by one
-_MOST_BYTES: Final = 16 << 20  # of a small part
+_LARGE: Final = 2_048  # the same, where many are refused
+_MANY: Final = 128  # one refused row of so many: most parts of 256 have some
+_MOST_BYTES: Final = 16 << 20  # of a part that is inserted one by one
 _SECURITY: Final = "SELECT row_security_active(to_regclass(%s))"
 
 # Its values are literals without a type, so that the server reads them as COPY does. Errors do not name the
@@ -45,7 +48,7 @@ DO $kmr$
 DECLARE
     line record;
     cast_alone record;
-    refused jsonb := '{}';
+    refused json[] := '{}';
     detail text;
     state text;
     message text;
@@ -78,11 +81,10 @@ BEGIN
                     END;
                 END LOOP;
             END IF;
-            refused := refused
-                || jsonb_build_object(line.number, jsonb_build_array(state, message, detail, wrong));
+            refused := array_append(refused, json_build_array(line.number, state, message, detail, wrong));
         END;
     END LOOP;
-    PERFORM set_config('kmr.refused', refused::text, true);
+    PERFORM set_config('kmr.refused', array_to_json(refused)::text, true);
 END $kmr$"""
 _GIVE: Final = """
 SELECT set_config('kmr.insert', %s, true), set_config('kmr.after', %s, true),
@@ -135,18 +137,21 @@ class Copying:
         table = await run_in_thread(copy_columns, rows)
         self._is_secured = await self._has_row_security()
         todo = [(0, table.num_rows)] if table.num_rows else []
+        many = self._is_secured  # COPY would be in vain
         while todo:
             start, stop = todo.pop()
             self._progress()
             part = table.slice(start, stop - start)
-            if not self._is_secured and await self._copied(part):
+            if not many and await self._copied(part):
                 continue
-            if stop - start == 1 or (stop - start <= _SMALL and part.nbytes <= _MOST_BYTES):
-                for row, answer in (await self._one_by_one(part)).items():
-                    refused[start + row] = answer
+            rows = stop - start
+            if rows == 1 or (rows <= (_LARGE if many else _SMALL) and part.nbytes <= _MOST_BYTES):
+                found = await self._one_by_one(part)
+                refused.update((start + row, answer) for row, answer in found.items())
+                many = self._is_secured or len(found) * _MANY >= rows
             else:
                 middle = (start + stop) // 2
-                todo += [(start, middle), (middle, stop)]
+                todo += [(middle, stop), (start, middle)]
         return refused
 
     async def _has_row_security(self) -> bool:
@@ -185,13 +190,13 @@ class Copying:
         await execute(sql.SQL(_ONE_BY_ONE))
         (found,) = await (await execute(_TAKE)).fetchone()
         refused = {}
-        for row, (state, text, detail, wrong) in msgspec.json.decode(found).items():
+        for row, state, text, detail, wrong in msgspec.json.decode(found):
             answer = of_sqlstate(state, text, detail)
             if wrong is None:  # the server cuts bits to their length where it casts them alone
                 of_type = [at for at, each in enumerate(self._columns) if each.type_name in text]
                 wrong = of_type[0] if len(of_type) == 1 else None
             if wrong is not None:
-                value = part.column(wrong)[int(row)].as_py()
+                value = part.column(wrong)[row].as_py()
                 column = self._columns[wrong]
                 named = cannot_hold(column.name, column.type_name, value)
                 answer = replace(answer, reason=f"{named}: {answer.reason}")
@@ -199,7 +204,7 @@ class Copying:
                 answer = Answer("rows", answer.reason)
             if answer.kind in ("later", "stop"):
                 raise ServerAnswer(answer)
-            refused[int(row)] = answer
+            refused[row] = answer
         return refused
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -14,6 +17,8 @@ from kmr.sinks.postgres.types import copy_columns
 from .writing import execute, flush, opened, query, refused, rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kmr.reducers.reducer import Context
 
 RAISES = (
@@ -80,8 +85,8 @@ async def test_a_deferred_constraint_refuses_its_row_and_not_the_transaction(
     assert query(postgres_url) == [0, 1, 3]
 
 
-async def test_thirty_thousand_refused_rows_of_a_flush_take_seconds(
-    postgres_url: str, context: Context
+async def test_thirty_thousand_refused_rows_of_a_flush_take_seconds_and_few_statements(
+    postgres_url: str, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute(
         postgres_url,
@@ -90,11 +95,40 @@ async def test_thirty_thousand_refused_rows_of_a_flush_take_seconds(
     )
     writer = await opened(postgres_url, context)
     order = [(n * 7919) % 32_768 for n in range(32_768)]
+    exchange, exchanges = psycopg.AsyncConnection.wait, count(1)
+
+    async def wait(self: Any, *arguments: Any, **options: Any) -> Any:
+        next(exchanges)
+        return await exchange(self, *arguments, **options)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "wait", wait)
     began = time.monotonic()
     result = await flush(writer, rows(0, 32_767, n=order))
     assert time.monotonic() - began < 60, "the aim is 10 s, on a quiet machine"
+    assert next(exchanges) < 250
     assert [row for row, _ in refused(result)] == [row for row, n in enumerate(order) if n < 30_000]
     assert query(postgres_url, 'SELECT count(*) FROM hits WHERE "offset" >= 0') == [2_768]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        range(900),  # then none
+        range(1_200, 1_500),  # between good ones
+        [*range(0, 1_000, 7), 2_499],  # many, then one
+        range(0, 2_500, 200),
+    ],
+)
+async def test_rows_are_written_around_the_refused_ones_wherever_these_are(
+    postgres_url: str, context: Context, bad: Sequence[int]
+) -> None:
+    execute(postgres_url, 'CREATE TABLE hits ("offset" bigint, n bigint CHECK (n > 0))')
+    writer = await opened(postgres_url, context)
+    values = np.ones(2_500, np.int64)
+    values[list(bad)] = 0
+    result = await flush(writer, rows(0, 2_499, n=values))
+    assert [row for row, _ in refused(result)] == list(bad)
+    assert query(postgres_url) == np.flatnonzero(values).tolist()
 
 
 async def test_a_set_up_that_refuses_every_row_ends_the_worker_and_writes_nothing(
