@@ -1,8 +1,8 @@
 """Write rows into a table, and find those that the server refuses: the others are written.
 
 COPY is tried first; a part that is refused is halved. A small part is inserted row by row, by one statement
-that runs in the server. While such parts have many refused rows, the next ones are larger and not copied first:
-so 30,000 refused rows of 32,768 take seconds.
+that runs in the server. While such parts have many refused rows, the next ones are larger and not copied
+first: so 30,000 refused rows of 32,768 take seconds.
 """
 
 from __future__ import annotations
