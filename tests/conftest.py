@@ -248,7 +248,7 @@ def clickhouse_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield ready[1]
         finally:
             server.terminate()
-            assert server.wait(30) == 0
+            assert server.wait(60) == 0
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
     """Runs the event loop until a condition holds."""
 
     async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0)
 

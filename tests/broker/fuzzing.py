@@ -491,7 +491,7 @@ async def produce(client: RawClient, value: bytes, topic: str = HONEST) -> bool:
     batch = bytes(build_batch([NewRecord(b"k", value, (), int(time.time() * 1000))]))
     part = {"index": 0, "records": batch}
     topics = [{"name": topic, "partition_data": [part]}]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         answer = await client.call(PRODUCE, 8, acks=-1, topic_data=topics)
     return bool(answer.responses[0].partition_responses[0].error_code == 0)
 

@@ -23,7 +23,7 @@ async def read(broker: Broker, topic: str, count: int) -> list[ConsumerRecord[by
     async with AIOKafkaConsumer(
         topic, bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest"
     ) as consumer:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(records) < count:
                 for some in (await consumer.getmany(timeout_ms=1000)).values():
                     records += some

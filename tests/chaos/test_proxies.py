@@ -86,7 +86,7 @@ async def test_a_held_insert_arrives_when_it_is_released_and_all_else_passes() -
         assert await post(session, SELECT) == "done"
         assert server.queries == [SELECT["query"]]
         link.release_inserts()
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await answered.wait()
         assert server.queries == [SELECT["query"], INSERT["query"]]
 

@@ -82,7 +82,7 @@ def test_a_new_container_gets_the_compiled_code_of_the_image_and_becomes_kmr(
         stdout=subprocess.PIPE,
         text=True,
     ) as container:
-        said, _ = container.communicate(timeout=30)
+        said, _ = container.communicate(timeout=60)
     assert said.split("\n")[0] == f"{container.pid} run a b", "signals reach kmr itself"
     if writable:
         assert cache.joinpath("json").read_text() == "of an earlier start"

@@ -88,7 +88,7 @@ class SlowToLoad(Text):
         self.may_load = threading.Event()
 
     def warm_up(self) -> None:
-        assert self.may_load.wait(10)
+        assert self.may_load.wait(60)
 
 
 async def test_a_start_that_compiles_for_seconds_says_so_in_the_log(clock: VirtualClock) -> None:

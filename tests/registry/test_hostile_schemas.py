@@ -48,7 +48,7 @@ async def test_definitions_that_name_others_twice_are_compared_once(
     narrower["definitions"]["d60"] = {"type": "integer"}
     assert await rest.register("s", schema, schemaType="JSON") == 1
     schema["definitions"]["d60"]["title"] = "the same"
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         body = {"schema": json.dumps(schema), "schemaType": "JSON"}
         status, _ = await rest.call("POST", PATH, body)
         # Keywords beside a reference make it too deep to be decided.

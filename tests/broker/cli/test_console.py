@@ -116,6 +116,6 @@ def test_on_a_terminal_there_is_a_prompt_completion_and_history(
     terminal.wait_for("kmr> ")
     terminal.interrupt_until("kmr> ")
     terminal.type("\x04")
-    assert terminal.process.wait(timeout=20) == 0
+    assert terminal.process.wait(timeout=60) == 0
     history = (tmp_path / "kmr" / "console_history").read_text()
     assert "create from-terminal" in history

@@ -61,7 +61,7 @@ def member(servers: str) -> AIOKafkaConsumer[bytes, bytes]:
 
 async def finished(process: Process) -> tuple[int, str, str]:
     """Return exit code, stdout and stderr of a process that ends without a signal."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()

@@ -257,13 +257,13 @@ def check(code: object, *, done: ErrorCode | None = None) -> None:
 async def attempt(step: Callable[[], Awaitable[None]]) -> None:
     """Do a step. Raises Refused."""
     with suppress(AlreadyThere):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await step()
 
 
 async def persist(step: Callable[[], Awaitable[None]]) -> None:
     """Do a step until it succeeds: there is room."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             with suppress(Refused):
                 return await attempt(step)
@@ -388,7 +388,7 @@ async def test_a_read_that_fails_costs_one_partition_one_answer(tools: Any, root
                 )
                 return [each.error_code for each in answer.topics[0].partitions]
 
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 for _ in range(10):
                     failing = "/1/"
                     assert await fetch() == [OK, ErrorCode.kafka_storage_error]

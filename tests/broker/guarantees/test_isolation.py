@@ -57,7 +57,7 @@ async def test_an_error_about_a_long_name_keeps_no_other_producer_waiting(
     hostile.writer.write(hostile.frame(bad, 1))
     for each in others:
         each.writer.write(each.frame(good, 1))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         answers = [await each.receive(good, 1) for each in others]
         refused = await hostile.receive(bad, 1)
     offsets = [each.responses[0].partition_responses[0].base_offset for each in answers]
@@ -96,7 +96,7 @@ async def test_a_response_that_cannot_be_encoded_closes_its_own_connection_only(
     good = produce_request(honest, 9, ["t"], batch(b"good"))
     hostile.writer.write(hostile.frame(bad, 1) * 2)
     honest.writer.write(honest.frame(good, 1))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         answer = await honest.receive(good, 1)
         assert await hostile.is_closed_by_broker()
     code = answer.responses[0].partition_responses[0].error_code
@@ -177,12 +177,12 @@ async def test_no_request_of_a_client_keeps_the_answer_of_another_one(
     broker_settings = BrokerSettings(
         data_dir=tmp_path_factory.mktemp("broker"),
         port=0,
-        shutdown_timeout=60,  # longer than the test may take
-        shutdown_deadline=60,
+        shutdown_timeout=3600,  # longer than the test may take
+        shutdown_deadline=7200,
         **options,
     )
     with capture_logs() as logs:
-        async with asyncio.timeout(20), Broker(broker_settings) as broker:
+        async with asyncio.timeout(60), Broker(broker_settings) as broker:
             for topic in ("t", "mine"):
                 await broker.topics.create(topic)
             honest = await connect(broker)

@@ -35,7 +35,7 @@ class Quiet:
 async def read(consumer: ArchiveConsumer, **until: int) -> dict[str, list[int]]:
     """Read until partitions (`p0=20`) are at these offsets; return all offsets of both."""
     found: dict[str, list[int]] = {"p0": [], "p1": []}
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while any(found[name][-1:] != [end - 1] for name, end in until.items()):
             for batch in await consumer.poll():
                 found[f"p{batch.partition}"] += batch.offsets().tolist()

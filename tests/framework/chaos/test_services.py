@@ -32,7 +32,7 @@ def lives(pid: int) -> bool:
 
 
 async def until_it(changed: int, pid: int) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         await to_thread.run_sync(
             os.waitid, os.P_PID, pid, changed | os.WNOWAIT, abandon_on_cancel=True
         )
@@ -91,7 +91,7 @@ async def test_a_service_is_killed_started_anew_and_stopped_at_the_end(tmp_path:
 async def test_a_service_that_ends_unexpectedly_is_noticed(tmp_path: Path) -> None:
     async with broker_in(tmp_path) as broker:
         os.kill(broker.service.pid, signal.SIGTERM)
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while broker.processes() == [("running", None)]:  # noqa: ASYNC110  its end is not ours
                 await anyio.sleep(0.01)
         assert broker.processes() == [("died", 0)]

@@ -97,14 +97,14 @@ async def test_a_group_is_settled_when_it_has_committed_what_was_acknowledged() 
         await site.until_settled(GROUP)
     assert patience.cancelled_caught
     site.view.offsets[GROUP]["t", 0] = 5
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         await site.until_settled()
 
 
 async def test_a_worker_that_is_expelled_has_not_joined() -> None:
     site = Small()
     site.shows("one.1")
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         await site.until_joined(site.workers[0])
         await site.until_expelled(site.workers[1])
 

@@ -209,7 +209,7 @@ def test_a_closed_pipe_ends_the_command_quietly(folder: Path) -> None:
         assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(30) == 141
+        assert process.wait(60) == 141
         assert process.stderr.read() == b""
 
 

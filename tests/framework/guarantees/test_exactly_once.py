@@ -230,7 +230,7 @@ async def test_rows_that_the_table_drops_though_they_were_never_announced_end_th
     for _ in range(2):  # a supervisor starts it again
         worker = Worker(strategy, settings_of(broker))
         with pytest.raises(UnexpectedDuplicate, match=r"t-0\[0..19\] were not written"):
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 await worker.run()
         assert worker.metrics.unexpected_duplicates.labels(chain_end(chain))._value.get() == 1
         assert await committed(broker) == CommitOffset(0), "it is announced, so it may be replayed"

@@ -154,7 +154,7 @@ async def read(broker: Broker, topic: str = "out", isolation: Any = "read_commit
         await consumer.seek_to_beginning(partition)
         end = (await consumer.end_offsets([partition]))[partition]
         values: list[Any] = []
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while await consumer.position(partition) < end:
                 fetched = await consumer.getmany(partition, timeout_ms=100)
                 values += [record.value for record in fetched.get(partition, [])]
@@ -200,7 +200,7 @@ async def test_a_worker_that_dies_between_two_steps_loses_and_doubles_nothing(
 ) -> None:
     settings = settings_of(broker, group_instance_id="member")
     dying = Worker(strategy(step), settings)
-    with anyio.fail_after(20), pytest.raises(KmrError, match="struck"):
+    with anyio.fail_after(60), pytest.raises(KmrError, match="struck"):
         await dying.run()
     async with working(strategy(), settings) as worker:
         await until_committed(worker, RECORDS)
@@ -297,7 +297,7 @@ async def test_a_new_owner_waits_for_the_transaction_that_the_last_one_left_open
 ) -> None:
     """Its offsets may still be committed: another transactional id does not abort it."""
     dying = Worker(strategy("before the commit"), settings_of(broker))
-    with anyio.fail_after(20), pytest.raises(KmrError, match="struck"):
+    with anyio.fail_after(60), pytest.raises(KmrError, match="struck"):
         await dying.run()
     committer = dying.pipeline.committer
     assert isinstance(committer, TransactionalCommitter)
@@ -312,7 +312,7 @@ async def test_a_new_owner_waits_for_the_transaction_that_the_last_one_left_open
         assert not worker._events.assigned_once.is_set()
         # Its last request was on its way when the process died.
         await end_transaction(broker, left)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await worker.ready()
             await until_committed(worker, RECORDS)
         worker.shutdown("done")

@@ -89,7 +89,7 @@ async def test_a_worker_that_dies_around_a_write_loses_and_doubles_nothing(
     errors = Journal()
     Dying.plan = [(1, moment)]
     doomed = Strategy(locate, [place.writer(dying=True)], MemoryWriter(errors))
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         settings = quick_settings(broker)
         await run_until_all_died(doomed, settings)
         heir = Worker(Strategy(locate, [place.writer()], MemoryWriter(errors)), settings)
@@ -119,7 +119,7 @@ async def test_a_worker_that_dies_around_a_transaction_of_many_partitions_loses_
         )
 
     Dying.plan = [(0, moment)]
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         await run_until_all_died(strategy(DyingTogetherPostgresWriter), settings)
         ends = {TopicPartition("t", partition): 5 for partition in range(partitions)}
         await run_until_settled(strategy(PostgresWriter), settings, ends)

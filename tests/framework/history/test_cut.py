@@ -147,7 +147,7 @@ async def test_a_member_that_comes_while_the_cut_is_committed_begins_at_it(
         await begin(settings, prepared)
     except ConsumerError as refused:
         assert "another member joined while the cut was committed" in str(refused)  # noqa: PT017
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not late.found:  # noqa: ASYNC110  filled by the client
             await anyio.sleep(0.02)
     offsets = await committed(settings, "g")
@@ -167,7 +167,7 @@ async def test_a_member_that_was_put_out_and_comes_back_late_commits_nothing_ove
     """Its commit, of the generation that it knows, arrives before ours, or when the cut is committed."""
     silent = Member(settings)
     await silent.consumer.start(silent)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not silent.found:  # noqa: ASYNC110  filled by the client
             await anyio.sleep(0.01)
     client: Any = silent.consumer

@@ -145,7 +145,7 @@ async def test_a_missing_coordinator_is_retried(admin: Admin, broker: Broker) ->
 
 
 async def test_a_coordinator_that_stays_missing_is_the_reason(admin: Admin, broker: Broker) -> None:
-    admin._config = replace(admin._config, request_timeout=0.3)
+    admin._config = replace(admin._config, request_timeout=1.0)
     broker.faults.add(Fault(api="FindCoordinator", error="COORDINATOR_NOT_AVAILABLE"))
     with pytest.raises(ConsumerError, match=r"group g: the broker at .* refused: .*NotAvailable"):
         await admin.group("g")

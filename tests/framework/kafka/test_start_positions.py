@@ -72,7 +72,9 @@ async def test_with_a_policy_an_offset_below_the_log_is_reset_and_logged(
                 async def feed() -> None:
                     while not logs:
                         await anyio.lowlevel.checkpoint()
-                    await anyio.sleep(0.2)  # the new position is settled
+                    position = member.consumer._consumer.position
+                    while await position(T0) != 8:  # noqa: ASYNC110  the policy settles it
+                        await anyio.sleep(0.01)
                     await produce("t", numbers(8, 11))
 
                 if policy == "latest":

@@ -50,7 +50,7 @@ async def test_a_topic_that_is_created_later_joins_and_one_that_does_not_match_d
     member = Member(KafkaConsumer(config))
     await member.consumer.start(member)
     try:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await member.until_assigned({TopicPartition("orders-1", 0)}.__eq__)
             await produce("other", [b"no"])
             await produce("orders-10", [b"no"])

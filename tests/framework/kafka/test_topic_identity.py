@@ -35,7 +35,10 @@ async def test_a_topic_that_is_deleted_or_made_anew_is_noticed(
     await admin.close()
 
 
-async def test_a_broker_is_asked_every_other_second_and_may_have_no_ids() -> None:
+async def test_a_broker_is_asked_now_and_then_and_may_have_no_ids(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_identity, "_INTERVAL", 3600.0)
     asked: list[int] = []
 
     class Old:
@@ -47,7 +50,6 @@ async def test_a_broker_is_asked_every_other_second_and_may_have_no_ids() -> Non
             raise NotImplementedError("MetadataRequest: the broker has versions 0 to 7, not 11")
 
     identity = TopicIdentity(Old(), "t")
-    with anyio.fail_after(1):
-        for _ in range(3):
-            await identity.check()
+    for _ in range(3):
+        await identity.check()
     assert asked == [7]

@@ -75,7 +75,7 @@ async def member(consume: Consume, create_topic: CreateTopic) -> AsyncIterator[K
     await create_topic("t")
     await create_topic("out")
     async with consume() as member:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await member.until_assigned(lambda partitions: T0 in partitions)
         yield member.consumer
 

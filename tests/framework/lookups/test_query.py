@@ -151,12 +151,12 @@ async def test_a_table_is_refreshed_and_a_failure_keeps_it_and_makes_it_stale(
     tables, follower = following
     assert name_of(tables, 1) == "pen"
     execute(products, "UPDATE products SET name = 'quill' WHERE id = 1")
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while name_of(tables, 1) != "quill":  # noqa: ASYNC110  the table is polled, as the database is
             await anyio.sleep(0.02)
-    assert follower.stale < 10
+    assert follower.stale < 60
     execute(products, "ALTER TABLE products RENAME TO elsewhere")
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while follower.status().problem is None:  # noqa: ASYNC110
             await anyio.sleep(0.02)
     before = follower.stale
@@ -165,7 +165,7 @@ async def test_a_table_is_refreshed_and_a_failure_keeps_it_and_makes_it_stale(
     assert 'relation "products" does not exist' in (follower.status().problem or "")
     assert name_of(tables, 1) == "quill"
     execute(products, "ALTER TABLE elsewhere RENAME TO products")
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while follower.status().problem is not None:  # noqa: ASYNC110
             await anyio.sleep(0.02)
 

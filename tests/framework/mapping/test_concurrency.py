@@ -51,7 +51,7 @@ def test_a_plain_function_is_called_in_so_many_threads_at_a_time() -> None:
 
     @map_record(concurrency=4)
     def ask(record: Record) -> dict[str, int] | None:
-        together.wait(timeout=20)
+        together.wait(timeout=60)
         if record.offset == 13:
             raise ValueError("refused")
         return None if record.offset == 14 else {"o": record.offset}
@@ -172,7 +172,7 @@ def test_a_generator_runs_within_its_call() -> None:
 
     @map_record(concurrency=2)
     def several(record: Record) -> Any:
-        together.wait(timeout=20)
+        together.wait(timeout=60)
         threads.add(threading.get_ident())
         yield {"o": record.offset}
         yield {"o": record.offset}

@@ -163,13 +163,13 @@ def test_what_a_slow_map_holds_up_is_finished_without_it(name: str) -> None:
         )
         if b"slow" in values:
             reached.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
         return strategy.map(record) if strategy.map is not None else None
 
     together = Together(slow, strategy.map_spec, batches, Stop())
     thread = threading.Thread(target=together.work)
     thread.start()
-    assert reached.wait(10)
+    assert reached.wait(60)
     assert together.detach() == 2
     together.finish(2)
     for number in (0, 1):
@@ -191,7 +191,7 @@ def test_none_is_mapped_after_it_was_detached_while_it_decodes() -> None:
 
     def load() -> pa.RecordBatch:
         decoding.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return batch_of("t", 0, 0, [b"a"]).records
 
     batches = [Batch("t", 0, 0, 0, nbytes=10, load=load), batch_of("t", 1, 0, [b"a"])]
@@ -199,7 +199,7 @@ def test_none_is_mapped_after_it_was_detached_while_it_decodes() -> None:
     together = Together(calls.append, strategy.map_spec, batches, Stop())
     thread = threading.Thread(target=together.work)
     thread.start()
-    assert decoding.wait(10)
+    assert decoding.wait(60)
     assert together.detach() == -1
     go_on.set()
     thread.join()

@@ -66,7 +66,7 @@ async def test_a_worker_that_lacks_records_of_open_windows_ends_or_names_the_win
     journal, settings = Journal(), quick_settings(broker)
     async with working(strategy(journal), settings) as worker:
         await journal.until(lambda j: j.count == 1)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while worker.status().partitions[0].watermark != 1:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
     assert await delete_below(broker, 2) == 2

@@ -114,6 +114,6 @@ async def test_a_late_row_corrects_the_row_that_is_in_the_table(
     for values, wanted in parts.items():
         await produce("t", values)
         async with working(Strategy(map=parse, reduce=copy.deepcopy(strategy)), settings):
-            with anyio.fail_after(40):
+            with anyio.fail_after(60):
                 while await found() != wanted:  # noqa: ASYNC110  of a table
                     await anyio.sleep(0.1)

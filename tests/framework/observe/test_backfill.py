@@ -53,7 +53,7 @@ async def test_the_commits_of_the_other_group_are_the_progress(
     await commit(2, 5)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch.run)
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while (begun := status(watch)) is None:  # noqa: ASYNC110  set by the watch
                 await anyio.sleep(0.01)
         assert (begun.offsets, begun.done) == (14, 3)

@@ -65,7 +65,7 @@ def test_lines_are_left_out_while_nobody_reads_and_counted_when_somebody_does(
     began = time.monotonic()
     for number in range(1000):
         reader.log(f"line {number}")
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 50, "each of them would wait for 0.1 s"
     reader.lines()
     reader.log("after")
     assert reader.lines() == [

@@ -25,7 +25,7 @@ def manager(address: str) -> Iterator[socket.socket]:
 
 
 async def told(listener: socket.socket) -> list[str]:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         return (await asyncio.get_running_loop().sock_recv(listener, 4096)).decode().split("\n")
 
 

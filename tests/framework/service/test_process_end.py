@@ -9,34 +9,33 @@ import sys
 import pytest
 
 BEGIN = """
-import threading, time
+import sys, threading, time
 from kmr.service.deadline import Deadline
 from kmr.service.process_end import ProcessEnd
 
-deadline = Deadline(0.2)
+deadline = Deadline(float(sys.argv[1]))
 ProcessEnd(deadline, print, lambda: "the oven is on").arm()
 """
+PASSED = (3, "kmr: the oven is on\n")
 ENDS = {
-    "deadline.begin(); time.sleep(600)": (3, "kmr: the oven is on\n"),
-    "deadline.begin(); threading.Thread(target=time.sleep, args=[600]).start()": (
-        3,
-        "kmr: the oven is on\n",
-    ),
-    "deadline.begin()": (0, ""),
-    "time.sleep(0.5)": (0, ""),
+    "deadline.begin(); time.sleep(600)": (0.2, PASSED),
+    "deadline.begin(); threading.Thread(target=time.sleep, args=[600]).start()": (0.2, PASSED),
+    "deadline.begin()": (60, (0, "")),
+    "time.sleep(0.5)": (0.2, (0, "")),
 }
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_the_process_ends_at_the_deadline_unless_it_ends_before(end: str) -> None:
+    deadline, expected = ENDS[end]
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + end],
+        [sys.executable, "-c", BEGIN + end, str(deadline)],
         check=False,
         stderr=subprocess.PIPE,
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == ENDS[end]
+    assert (done.returncode, done.stderr) == expected
 
 
 SIGNALLED = """

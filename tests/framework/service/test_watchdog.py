@@ -8,15 +8,15 @@ import sys
 BEGIN = """
 import re, signal
 from kmr.service.watchdog import begin, note, watch
-watch(0.1, [signal.SIGTERM])
+watch({deadline}, [signal.SIGTERM])
 note("map of the oven")
 begin()
 """
 
 
-def ended(script: str) -> tuple[int, str]:
+def ended(deadline: float, script: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + script],
+        [sys.executable, "-c", BEGIN.format(deadline=deadline) + script],
         check=False,
         stderr=subprocess.PIPE,
         text=True,
@@ -26,14 +26,14 @@ def ended(script: str) -> tuple[int, str]:
 
 
 def test_a_call_that_never_frees_the_interpreter_lock_ends_with_its_stack_and_name() -> None:
-    code, errors = ended("re.match('(a+)+$', 'a' * 60 + 'b')")
+    code, errors = ended(0.1, "re.match('(a+)+$', 'a' * 60 + 'b')")
     assert code == 3
     assert "the last that began: map of the oven)" in errors
     assert "most recent call first" in errors
 
 
 def test_a_process_that_ends_in_time_is_left_alone() -> None:
-    assert ended("") == (0, "")
+    assert ended(60, "") == (0, "")
 
 
 HANGUPS = """

@@ -128,7 +128,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
             yield Kafka(found[0])
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(60)
 
 
 @pytest.fixture

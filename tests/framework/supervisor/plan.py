@@ -115,6 +115,6 @@ class Planned:
 
     async def until(self, line: str, times: int = 1) -> None:
         """Wait until a line is in the journal so often."""
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while self.lines().count(line) < times:  # noqa: ASYNC110  another process writes it
                 await anyio.sleep(0.01)

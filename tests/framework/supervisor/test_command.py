@@ -47,7 +47,7 @@ async def start(directory: Path, *plan: Sequence[str], settings: str = "{}") -> 
 async def errors_of(process: Process) -> str:
     """Return what a process writes to stderr until its end."""
     assert process.stderr is not None
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         return b"".join([chunk async for chunk in process.stderr]).decode()
 
 

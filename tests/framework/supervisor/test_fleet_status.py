@@ -64,7 +64,7 @@ class Supervised(AsyncResource):
 
     def end(self) -> None:
         self._ours.shutdown(socket.SHUT_RDWR)
-        assert self._closed.wait(30)
+        assert self._closed.wait(60)
         self._ours.close()
         self._ended.set()
 

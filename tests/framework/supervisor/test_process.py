@@ -39,7 +39,7 @@ async def run(directory: Path, end: str, *, stop: bool = False) -> WorkerProcess
     async def serve(path: str) -> Served:
         return Served(None, f"not {path == str(journal)}")
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(process.run, serve)
             process.admit()
@@ -73,7 +73,7 @@ async def test_the_reason_of_a_process_that_has_not_read_all_is_heard() -> None:
     process = await hasty()
     for _ in range(10):  # its message and the reset are received before anything reads them
         await checkpoint()
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         await process.run(nothing_is_served)
     assert (process.code, process.ending) == (2, "wrong usage")
 
@@ -93,7 +93,7 @@ async def test_the_reason_is_heard_after_the_time_to_wait_for_it(
             await wait()
         return Served(None, path)
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         await process.run(serve)
     assert (process.code, process.ending) == (2, "wrong usage")
 
@@ -101,7 +101,7 @@ async def test_the_reason_is_heard_after_the_time_to_wait_for_it(
 async def test_the_reason_of_a_process_that_is_told_something_after_its_end_is_heard() -> None:
     process = await hasty()
     process.admit()
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         await process.run(nothing_is_served)
     assert (process.code, process.ending) == (2, "wrong usage")
 
@@ -136,7 +136,7 @@ async def test_a_hangup_does_not_end_a_process_that_begins(tmp_path: Path) -> No
     begin = f"import signal, time\ntime.sleep(0.2)\n{WORKER}"
     process = await WorkerProcess.start(job, (sys.executable, "-I", "-S", "-c", begin))
     os.kill(process.pid, signal.SIGHUP)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(process.run, nothing_is_served)
             process.admit()

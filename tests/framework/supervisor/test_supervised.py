@@ -56,7 +56,7 @@ class Supervisor:
     def end(self) -> None:
         """End as the process does."""
         self.connection.shutdown(socket.SHUT_RDWR)
-        assert self.ended.wait(30)
+        assert self.ended.wait(60)
         self._lines.close()
         self.connection.close()
         self.worker.close()

@@ -73,14 +73,14 @@ async def test_a_step_in_between_says_nothing_of_the_end(
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_client_authenticates_again_before_or_after_the_end(
-    start: Start, connect: Connect, users: Path, until: Any, late: bool
+    start: Start, connect: Connect, users: Path, late: bool
 ) -> None:
-    broker = await start(users_file=users, authentication_lifetime=0.1 if late else 60)
+    broker = await start(users_file=users, authentication_lifetime=60)
     client = await connect(broker)
     await authenticate(client)
     for _ in range(3):
         if late:
-            await expired(broker, until)
+            only_connection(broker)._expired()
         answer = await authenticate(client)
         assert answer.error_code is ErrorCode.none
         assert answer.session_lifetime.total_seconds() > 0
@@ -103,10 +103,10 @@ async def test_the_next_request_after_the_end_closes_the_connection(
 
 
 async def test_repeated_produce_requests_end_with_the_session(
-    start: Start, connect: Connect, users: Path, until: Any
+    start: Start, connect: Connect, users: Path
 ) -> None:
     """They are not read field by field, but they are asked."""
-    broker = await start(users_file=users, authentication_lifetime=0.3)
+    broker = await start(users_file=users, authentication_lifetime=60)
     await broker.topics.create("orders", 1, {})
     client = await connect(broker)
     await authenticate(client)
@@ -118,7 +118,7 @@ async def test_repeated_produce_requests_end_with_the_session(
     for offset in range(3):
         answer = await client.ask(request)
         assert answer.responses[0].partition_responses[0].base_offset == offset
-    await expired(broker, until)
+    only_connection(broker)._expired()
     await client.send(request)
     assert await client.is_closed_by_broker()
     partition = broker.topics.partition("orders", 0)
@@ -145,12 +145,13 @@ async def test_a_client_that_fails_to_authenticate_again_can_do_nothing_more(
 
 
 async def test_a_client_that_begins_again_has_a_time_to_finish(
-    start: Start, connect: Connect, users: Path, until: Any
+    start: Start, connect: Connect, users: Path
 ) -> None:
-    broker = await start(users_file=users, authentication_lifetime=60, authentication_timeout=0.3)
+    broker = await start(users_file=users, authentication_lifetime=600, authentication_timeout=60)
     client = await connect(broker)
     await authenticate(client)
     await client.call(HANDSHAKE, 1, mechanism="PLAIN")
+    only_connection(broker).check(time.monotonic() + 61)
     assert await client.is_closed_by_broker()
     assert broker._server is not None
     assert broker._server.admission.unauthenticated == 0
@@ -159,7 +160,7 @@ async def test_a_client_that_begins_again_has_a_time_to_finish(
 async def test_an_idle_connection_is_kept_after_the_end_of_its_session(
     start: Start, connect: Connect, users: Path, until: Any
 ) -> None:
-    broker = await start(users_file=users, authentication_lifetime=0.05, authentication_timeout=0.1)
+    broker = await start(users_file=users, authentication_lifetime=0.05, authentication_timeout=60)
     client = await connect(broker)
     await authenticate(client)
     await expired(broker, until)

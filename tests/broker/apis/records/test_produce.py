@@ -354,7 +354,7 @@ async def test_a_failed_write_closes_the_connection_of_a_producer_that_wants_no_
     with monkeypatch.context() as patch:
         patch.setattr(PartitionLog, "flush_pending", fail)
         await client.send(client.message(PRODUCE, 8, acks=0, topic_data=topics))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await client.is_closed_by_broker()
     answer = await other.call(PRODUCE, 8, acks=-1, topic_data=topics)
     assert answer.responses[0].partition_responses[0].error_code is ErrorCode.none

@@ -354,7 +354,7 @@ async def test_so_many_answers_at_most_wait_for_a_slow_disk(
     works = PartitionLog.fsync
 
     def slow(log: PartitionLog) -> int:
-        is_fast.wait(30)
+        is_fast.wait(60)
         return works(log)
 
     def waiting() -> float:

@@ -69,7 +69,7 @@ class Wire:
 
     async def begin(self, transactional_id: str = "x") -> ProducerIdentity:
         """Start a producer, which fences the former one of this id."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 answer = await self.init(transactional_id)
                 if answer.error_code is not ErrorCode.concurrent_transactions:

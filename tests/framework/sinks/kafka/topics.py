@@ -70,7 +70,7 @@ async def consumed(broker: Broker, partitions: int = 1) -> list[ConsumerRecord[b
         await consumer.seek_to_beginning(*assigned)
         ends = await consumer.end_offsets(assigned)
         records: list[ConsumerRecord[bytes, bytes]] = []
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             for partition in assigned:
                 while await consumer.position(partition) < ends[partition]:
                     fetched = await consumer.getmany(partition, timeout_ms=200)

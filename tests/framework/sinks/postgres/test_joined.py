@@ -150,7 +150,7 @@ async def test_workers_that_claim_the_same_ranges_do_not_wait_for_each_other(
         await other.execute(_LOCK.encode(), place)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(write_together, postgres_url, context, range(2, -1, -1))
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while not (waits := query(postgres_url, _WAITING)):  # noqa: ASYNC110
                     await anyio.sleep(0.01)
             await other.rollback()

@@ -266,11 +266,12 @@ async def test_a_server_that_dies_is_waited_for_and_nothing_is_doubled(
 async def test_a_server_that_says_nothing_any_more_is_given_up_and_asked_again(
     postgres_url: str, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = await opened(postgres_url, context, timeout=0.1)
+    writer = await opened(postgres_url, context)
+    writer.timeout = 0.1
     with monkeypatch.context() as patch:
         patch.setattr("kmr.sinks.postgres.writer._GRACE", 0.0)
         patch.setattr(psycopg.AsyncConnection, "wait", lambda *_, **__: anyio.sleep_forever())
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             result = await flush(writer, rows(0, 4))
     assert isinstance(result, Retry)
     assert result.reason == "PostgreSQL table hits: the server does not answer"

@@ -142,8 +142,8 @@ def connect_server(directory: Path, port: int) -> Iterator[int]:
             yield int(started[1])
         finally:
             server.kill()
-            server.wait(30)
-    drain.wait(30)
+            server.wait(60)
+    drain.wait(60)
 
 
 @pytest.mark.usefixtures("quick_jvms")
