@@ -159,7 +159,7 @@ class Past:
                 finally:
                     if process.returncode is None:
                         process.send_signal(signal.SIGTERM)
-                        with anyio.move_on_after(30, shield=True):
+                        with anyio.move_on_after(120, shield=True):
                             await process.wait()
 
     async def committed(self, group: str) -> dict[TopicPartition, CommitOffset]:

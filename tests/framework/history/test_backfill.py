@@ -59,7 +59,7 @@ async def test_kills_of_a_backfill_beside_a_live_worker_lose_and_double_nothing(
     """Killed at random moments, with its workers; the live worker is killed too, while the topic grows."""
     for partition in range(PARTITIONS):
         await past.send(partition, 6000)
-    slow = ("--workers", "2", "--rate", "3000")
+    slow = ("--workers", "2", "--rate", "1000")
     async with past.running("backfill", *slow) as first:
         await past.until_done(past.group, 3 * 6000)  # the cut
         async with past.running("run") as live:
@@ -92,7 +92,7 @@ async def test_a_backfill_that_is_interrupted_several_times_goes_on_where_it_was
     await past.send(0, 6000)
     cuts, positions = set(), []
     for _ in range(2):
-        async with past.running("backfill", "--rate", "1000") as process:
+        async with past.running("backfill", "--rate", "400") as process:
             with anyio.fail_after(60):
                 while not (await past.committed(past.history)):  # noqa: ASYNC110  polls the broker
                     await anyio.sleep(0.1)
@@ -142,7 +142,7 @@ async def test_a_live_worker_begins_at_the_cut_and_a_partition_that_is_added_is_
     past: Past,
 ) -> None:
     await past.send(0, 2000)
-    async with past.running("backfill", "--rate", "1000", "--metadata-max-age", "0.2"):
+    async with past.running("backfill", "--rate", "300", "--metadata-max-age", "0.2"):
         await past.until_done(past.group, 2000)
         async with connect_admin({"bootstrap_servers": past.broker.bootstrap_servers}) as admin:
             await admin._client.create_partitions({"t": NewPartitions(PARTITIONS + 1)})

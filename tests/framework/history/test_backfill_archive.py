@@ -41,7 +41,7 @@ async def test_workers_read_what_was_deleted_from_the_archive_also_after_kills(
     assert [line[:6] for line in lines[1:4]] == [
         [f"t-{partition}", "0", "4,000", "4,000", "3,000", "1,000"] for partition in range(3)
     ]
-    slow = (*archive, "--workers", "2", "--rate", "2000")
+    slow = (*archive, "--workers", "2", "--rate", "1000")
     for at_least in (100, 3500):  # in the archive, and where it meets the topic
         async with past.running("backfill", *slow) as process:
             await past.until_done(past.history, at_least)
@@ -73,7 +73,7 @@ async def test_a_gap_between_archive_and_topic_is_an_error_that_names_it(past: P
 async def test_a_history_that_retention_has_deleted_asks_for_an_archive(past: Past) -> None:
     await past.send(0, 2000)
     archive = await past.archive()
-    async with past.running("backfill", "--rate", "500"):
+    async with past.running("backfill", "--rate", "200"):
         await past.until_done(past.history, 100)
     await past.delete_before(p0=1900)
     lost = await past.run()
@@ -89,7 +89,7 @@ async def test_a_history_that_retention_has_deleted_asks_for_an_archive(past: Pa
 async def test_spark_reads_what_was_deleted_from_the_archive_also_after_a_kill(past: Past) -> None:
     pytest.importorskip("pyspark")
     archive = await archived(past)
-    small = ("--max-offsets-per-trigger", "900", "--rate", "3000")
+    small = ("--max-offsets-per-trigger", "900", "--rate", "1500")
     async with past.running("backfill", *SPARK, *archive, *small) as process:
         await past.until_done(past.history, 2000)
         os.killpg(process.pid, signal.SIGKILL)

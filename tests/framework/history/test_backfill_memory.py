@@ -93,7 +93,7 @@ async def test_windows_and_duplicates_across_the_cut_are_those_of_one_worker_tha
     await past.send(0, 3053)  # the next record, after the cut, is a duplicate of the last one
     await past.send(1, 1204)  # the last one makes no row
     for _ in range(kills):
-        async with past.running("backfill", *engine, "--rate", "700") as process:
+        async with past.running("backfill", *engine, "--rate", "400") as process:
             await past.until_done(past.history, 1)
             await anyio.sleep(chance.uniform(0, 1))
             os.killpg(process.pid, signal.SIGKILL)

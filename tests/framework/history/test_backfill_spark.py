@@ -30,7 +30,7 @@ async def test_spark_reads_to_the_cut_and_no_further_and_goes_on_with_its_own_ch
     await past.send(0, 3000)
     await past.send(1, 500)
     begin = ("--from", "0:1000,1:0,2:0")
-    small = ("--max-offsets-per-trigger", "300", "--rate", "600")
+    small = ("--max-offsets-per-trigger", "300", "--rate", "300")
     async with past.running("backfill", *SPARK, *begin, *small) as process:
         await past.until_done(past.group, 3500)
         await past.send(0, 400)
@@ -61,7 +61,7 @@ async def test_kills_of_spark_beside_a_live_worker_lose_and_double_nothing(
 ) -> None:
     for partition in range(PARTITIONS):
         await past.send(partition, 6000)
-    small = ("--max-offsets-per-trigger", "900", "--rate", "3000")
+    small = ("--max-offsets-per-trigger", "900", "--rate", "1500")
     async with past.running("backfill", *SPARK, *small) as first:
         await past.until_done(past.group, 3 * 6000)
         async with past.running("run") as live:

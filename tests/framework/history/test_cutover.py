@@ -111,7 +111,7 @@ class Site:
                 finally:
                     if process.returncode is None:
                         process.send_signal(signal.SIGTERM)
-                        with anyio.move_on_after(30, shield=True):
+                        with anyio.move_on_after(120, shield=True):
                             assert await process.wait() == 0
 
     async def run(self, *words: str) -> tuple[int, str]:

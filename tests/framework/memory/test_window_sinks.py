@@ -69,7 +69,7 @@ async def test_every_window_is_written_once_though_its_offsets_were_announced_be
         made = window(lateness="5s", columns=COLUMNS, idle="1s" if last else None)
         before = found() if number else []
         async with working(Strategy(map=parse, reduce=[made, sink()]), settings):
-            with anyio.move_on_after(30):
+            with anyio.move_on_after(120):
                 while (found() != WANTED) if last else (found() == before):  # noqa: ASYNC110  of a table
                     await anyio.sleep(0.1)
     assert found() == WANTED
