@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import pytest
 from demo.flights import carrier_names, load_flights, messages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from anyio.abc import Process
 
@@ -51,18 +52,25 @@ HISTORY = ("-c", ONLY_HISTORY)
 """The demo with few records, and without workers."""
 
 
-async def start_demo(
+@asynccontextmanager
+async def started_demo(
     directory: Path,
     environment: Mapping[str, str] | None = None,
     *,
     arguments: tuple[str, ...] = SHORT,
-) -> Process:
+) -> AsyncIterator[Process]:
+    """Start the demo; end it with the block."""
     path = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
     surroundings = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", **(environment or {})}
     command = [sys.executable, *arguments]
-    return await anyio.open_process(
+    async with await anyio.open_process(
         command, cwd=directory, env=surroundings, stdin=None, stderr=subprocess.STDOUT
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
 
 
 async def until(process: Process, text: str) -> str:
@@ -81,13 +89,11 @@ async def run_demo(
     arguments: tuple[str, ...] = SHORT,
 ) -> tuple[int, str]:
     """The exit code and the whole output."""
-    process = await start_demo(directory, environment, arguments=arguments)
-    with anyio.fail_after(LONG):
-        assert process.stdout is not None
-        output = b"".join([chunk async for chunk in process.stdout]).decode()
-        code = await process.wait()
-    await process.aclose()
-    return code, output
+    async with started_demo(directory, environment, arguments=arguments) as process:
+        with anyio.fail_after(LONG):
+            assert process.stdout is not None
+            output = b"".join([chunk async for chunk in process.stdout]).decode()
+            return await process.wait(), output
 
 
 def processes_below(directory: Path) -> list[str]:
@@ -198,18 +204,17 @@ async def test_when_spark_fails_the_present_goes_on_and_the_report_has_it(tmp_pa
 @pytest.mark.slow
 async def test_a_terminated_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     """Meanwhile, a second demo in the same folder says so and touches nothing."""
-    process = await start_demo(tmp_path)
-    with anyio.fail_after(LONG):
-        await until(process, "producing goes on")
-        code, complaint = await run_demo(tmp_path)
-        assert code == 1
-        assert "another demo is running" in complaint
-        assert len(processes_below(tmp_path)) >= 5, (
-            "the demo, a broker, ClickHouse, its workers and the backfill"
-        )
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 128 + signal.SIGTERM
-    await process.aclose()
+    async with started_demo(tmp_path) as process:
+        with anyio.fail_after(LONG):
+            await until(process, "producing goes on")
+            code, complaint = await run_demo(tmp_path)
+            assert code == 1
+            assert "another demo is running" in complaint
+            assert len(processes_below(tmp_path)) >= 5, (
+                "the demo, a broker, ClickHouse, its workers and the backfill"
+            )
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 128 + signal.SIGTERM
     assert processes_below(tmp_path) == []
 
 
@@ -219,16 +224,15 @@ async def test_a_terminated_demo_leaves_no_process_behind(tmp_path: Path) -> Non
 async def test_a_demo_that_is_interrupted_while_spark_reads_leaves_no_process_behind(
     tmp_path: Path, running: str, *, impatient: bool
 ) -> None:
-    process = await start_demo(tmp_path, arguments=HISTORY)
-    with anyio.fail_after(LONG):
-        await until(process, "has committed the cut")
-        while not any(running in command for command in processes_below(tmp_path)):
-            assert process.returncode is None
-            await anyio.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        if impatient:
-            await until(process, "stopping everything")
+    async with started_demo(tmp_path, arguments=HISTORY) as process:
+        with anyio.fail_after(LONG):
+            await until(process, "has committed the cut")
+            while not any(running in command for command in processes_below(tmp_path)):
+                assert process.returncode is None
+                await anyio.sleep(0.02)
             process.send_signal(signal.SIGINT)
-        assert await process.wait() == 128 + signal.SIGINT
-    await process.aclose()
+            if impatient:
+                await until(process, "stopping everything")
+                process.send_signal(signal.SIGINT)
+            assert await process.wait() == 128 + signal.SIGINT
     assert processes_below(tmp_path) == []

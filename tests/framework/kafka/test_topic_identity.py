@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
