@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import psycopg
+
+from kmr.chaos.services import free_port
 
 _NOBODY: Final = 65534
 _PATIENCE: Final = 60.0
@@ -41,9 +42,7 @@ class PostgresServer:
             if not _is_open(binaries):
                 binaries = shutil.copytree(binaries, self._home / "postgres", symlinks=True)
         self._binaries = binaries / "bin"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         self.url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
         self._process: subprocess.Popen[bytes] | None = None
 

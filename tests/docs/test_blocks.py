@@ -23,7 +23,6 @@ import inspect
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import textwrap
@@ -37,6 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from kmr.chaos.services import free_port
 from kmr.cli.root import GROUP, _app
 from kmr.settings import WORKER
 from kmr.strategy import Strategy
@@ -171,13 +171,6 @@ def test_the_settings_of_a_page_are_valid(page: Path, folder: Path) -> None:
             WORKER.load(file, {}, {"topics": ("t",), "group": "g"} if "group" not in names else {})
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("shell"), ids=named)
 def test_the_commands_of_a_page_run_and_print_what_it_says(page: Path, folder: Path) -> None:
@@ -204,7 +197,7 @@ def test_the_commands_of_a_page_run_and_print_what_it_says(page: Path, folder: P
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=1200,  # seconds; only so that nothing hangs
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for line in expected:

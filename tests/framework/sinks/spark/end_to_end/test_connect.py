@@ -6,7 +6,6 @@ The client is a process of its own: a session of Spark Connect and one of a JVM 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kmr.chaos.services import free_port
 from kmr.spark.jvm import find_jvm, lean_home
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ from kmr.reducers.reducer import Context
 from kmr.sinks.spark.writer import SparkWriter
 
 url, out = sys.argv[1:]
+sys.stdin.readline()  # the server has started
 
 def even(frame):
     return frame.where("offset % 2 = 0")
@@ -90,8 +91,8 @@ anyio.run(main)
 
 
 @contextmanager
-def connect_server(directory: Path, port: int) -> Iterator[int]:
-    """A Spark Connect server; yields its port."""
+def connect_server(directory: Path, port: int) -> Iterator[None]:
+    """A Spark Connect server at a port."""
     import pyspark
 
     package = Path(pyspark.__file__).parent
@@ -133,13 +134,13 @@ def connect_server(directory: Path, port: int) -> Iterator[int]:
             lines = []
             for line in server.stderr:
                 lines.append(line)
-                if started := re.search(r"Spark Connect server started at: .*?:(\d+)", line):
+                if f":{port}" in line and "Spark Connect server started at: " in line:
                     break
             else:
                 pytest.fail("the server did not start:\n" + "".join(lines[-20:]))
             # Drain the pipe: its further output must not fill it.
             drain = subprocess.Popen(["cat"], stdin=server.stderr, stdout=subprocess.DEVNULL)
-            yield int(started[1])
+            yield
         finally:
             server.kill()
             server.wait(60)
@@ -150,18 +151,24 @@ def connect_server(directory: Path, port: int) -> Iterator[int]:
 def test_a_client_writes_through_a_server_and_continues_after_its_restart(tmp_path: Path) -> None:
     pytest.importorskip("grpc_status")
     (tmp_path / "client.py").write_text(CLIENT)
-    with connect_server(tmp_path, 0) as port:
-        client = subprocess.Popen(
-            [sys.executable, "client.py", f"sc://127.0.0.1:{port}", str(tmp_path / "out")],
-            cwd=tmp_path,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert client.stdin is not None
-        assert client.stdout is not None
-        assert client.stdout.readline() == "restart\n"
-    with connect_server(tmp_path, port):
-        output, _ = client.communicate("\n", timeout=100)
+    port = free_port()
+    with subprocess.Popen(
+        [sys.executable, "client.py", f"sc://127.0.0.1:{port}", str(tmp_path / "out")],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as client:
+        try:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            with connect_server(tmp_path, port):
+                client.stdin.write("begin\n")
+                client.stdin.flush()
+                assert client.stdout.readline() == "restart\n"
+            with connect_server(tmp_path, port):
+                output, _ = client.communicate("\n", timeout=600)
+        finally:
+            client.kill()
     assert client.returncode == 0
     assert output.splitlines()[-1] == "done"

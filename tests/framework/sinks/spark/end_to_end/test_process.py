@@ -113,6 +113,8 @@ async def kill_again_and_again(
             # It may have been killed before it printed the last flush.
             flushes += await read_flushes(process, records) + 1
         finally:
+            if process.returncode is None:
+                process.kill()
             await process.aclose()
     process = await start(broker, directory, strategy)
     try:
