@@ -515,6 +515,7 @@ def produce_for(seconds: float, send: Callable[[bytes], Any]) -> int:
     while time.monotonic() < stop:
         send(b"%d" % sent)
         sent += 1
+        time.sleep(0.02)
     return sent
 
 
@@ -526,13 +527,13 @@ def by_librdkafka(broker: Broker, reasons: list[str]) -> int:
         producer.produce("t", value)
         assert producer.flush(TIMEOUT) == 0
 
-    return produce_for(2.5, send)
+    return produce_for(7.0, send)
 
 
 def by_kafka_python(broker: Broker, reasons: list[str]) -> int:
     producer = kafka.KafkaProducer(**sasl(broker, "PLAIN"), enable_idempotence=False, retries=0)
     try:
-        return produce_for(2.5, lambda value: producer.send("t", value, partition=0).get(TIMEOUT))
+        return produce_for(7.0, lambda value: producer.send("t", value, partition=0).get(TIMEOUT))
     finally:
         producer.close()
 
@@ -541,7 +542,7 @@ def by_kafka_python(broker: Broker, reasons: list[str]) -> int:
 async def test_clients_authenticate_again_on_their_connections(
     start_broker: StartBroker, users: Path, produce: Callable[[Broker, list[str]], int]
 ) -> None:
-    broker = await start_broker(users_file=users, authentication_lifetime=1.2, default_partitions=1)
+    broker = await start_broker(users_file=users, authentication_lifetime=6, default_partitions=1)
     reasons: list[str] = []
     with capture_logs() as logs:
         sent = await anyio.to_thread.run_sync(produce, broker, reasons)
