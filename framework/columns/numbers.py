@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Context, Decimal
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -10,20 +11,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .casting import Cast, between, fitting, limits, no_cast, parts, safely
-from .kinds import either, is_text, rows_unless, rows_where, without
+from .kinds import either, is_text, mask_of, rows_unless, rows_where, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from .kinds import Array
+    from .kinds import Array, Mask
 
 
 _MOST_DIGITS: Final = 76
 _INTEGER: Final = r"^[+-]?[0-9]+$"
 _NUMBER: Final = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_NOT_ZERO: Final = r"^[+-]?[0.]*[1-9]"
 _FLOAT: Final = rf"(?i)^[+-]?(inf|infinity|nan)$|{_NUMBER}"
+
+_DIGITS: Final = {16: 11, 32: 24, 64: 53}
+"""By the width of a float: the binary digits of the whole numbers that it has without a gap."""
 
 
 def to_integer(array: Array, to: Any) -> Cast:
@@ -60,11 +65,12 @@ def _after_plus(to: Any) -> Callable[[Array], Array]:
 def to_float(array: Array, to: Any) -> Cast:
     """Cast numbers, and text of numbers, to the nearest number.
 
-    Integers must keep their value. What is finite stays so, and what is not 0 does not become 0.
+    Whole numbers must keep their value, also as text and decimals. What is finite stays so, and what is not 0
+    does not become 0.
     """
     kind = array.type
     if pa.types.is_integer(kind):
-        digits = {16: 11, 32: 24, 64: 53}[to.bit_width]
+        digits = _DIGITS[to.bit_width]
         if kind.bit_width > digits:
             exact = 2**digits
             large = rows_unless(between(array, -exact, exact))
@@ -76,18 +82,42 @@ def to_float(array: Array, to: Any) -> Cast:
         made = fitting(array, odd, _after_plus(pa.float64()))
         finite = pc.invert(pc.match_substring_regex(array, r"(?i)inf"))
         overflown = rows_where(pc.and_(finite, pc.is_inf(made.array)))
+        some = pc.match_substring_regex(array, _NOT_ZERO)
+        lost = rows_where(pc.and_(some, pc.equal(made.array, pa.scalar(0.0))))
         narrow = to_float(made.array, to)
-        return Cast(narrow.array, either(either(made.bad, overflown), narrow.bad))
-    if not (pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        bad = either(either(made.bad, overflown), either(lost, narrow.bad))
+        return Cast(narrow.array, either(bad, _changed(array, narrow.array)))
+    if pa.types.is_decimal(kind):
+        made = to_float(array.cast(pa.float64()), to)
+        return made._replace(bad=either(made.bad, _changed(array, made.array)))
+    if not pa.types.is_floating(kind):
         return parts(array, safely(to))
     wide = array.cast(pa.float64())
     made = wide.cast(to, safe=False)
-    if to.bit_width >= kind.bit_width and pa.types.is_floating(kind):
+    if to.bit_width >= kind.bit_width:
         return Cast(made)
     back, zero = made.cast(pa.float64()), pa.scalar(0.0)
     lost = pc.and_(pc.is_inf(back), pc.invert(pc.is_inf(wide)))
     lost = pc.or_(lost, pc.and_(pc.equal(back, zero), pc.not_equal(wide, zero)))
     return Cast(made, rows_where(lost))
+
+
+def _changed(numbers: Array, made: Array) -> Mask:
+    """Mark whole numbers, as text without an exponent or as decimals, that are no float."""
+    exact = float(2 ** _DIGITS[made.type.bit_width])
+    large = rows_where(pc.greater_equal(pc.abs(made.cast(pa.float64())), pa.scalar(exact)))
+    if large is None:
+        return None
+    rows = [row for row in np.flatnonzero(large).tolist() if _differs(numbers[row], made[row])]
+    return mask_of(rows, len(made)) if rows else None
+
+
+def _differs(number: Any, nearest: Any) -> bool:
+    text, of_float = str(number.as_py()), nearest.as_py()
+    if not isfinite(of_float) or (is_text(number.type) and "e" in text.lower()):
+        return False
+    value = Decimal(text)
+    return value == value.to_integral_value() and value != Decimal(of_float)
 
 
 def _exact_floats(array: Array, to: Any, large: NDArray[np.bool_]) -> Cast:

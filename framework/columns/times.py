@@ -25,7 +25,7 @@ _ZONED: Final = rf"[T ].*{_OFFSET}$"
 
 
 def to_date(array: Array, to: Any, zone: str | None = None) -> Cast:
-    """Cast dates, the days of timestamps (in UTC), and text."""
+    """Cast dates, the days of timestamps (in UTC), and text; its time of a day must be midnight."""
     kind = array.type
     if is_text(kind) or pa.types.is_timestamp(kind):
         moments = to_timestamp(
@@ -33,7 +33,10 @@ def to_date(array: Array, to: Any, zone: str | None = None) -> Cast:
         )
         days, cut = _divided(moments.array.cast(pa.int64()), _DAY * UNITS[moments.array.type.unit])
         made = _days(days, to)
-        return Cast(made.array, either(moments.bad, made.bad), {}, either(moments.cut, cut))
+        bad, cut = either(moments.bad, made.bad), either(moments.cut, cut)
+        return (
+            Cast(made.array, either(bad, cut)) if is_text(kind) else Cast(made.array, bad, {}, cut)
+        )
     if pa.types.is_date32(kind):
         return _days(array.cast(pa.int32()).cast(pa.int64()), to)
     if pa.types.is_date64(kind):

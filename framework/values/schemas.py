@@ -27,7 +27,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect
 
-from ..errors import StrategyError
+from ..errors import StrategyError, reason_of
 from .python_columns import to_column
 
 if TYPE_CHECKING:
@@ -469,9 +469,14 @@ def _struct(fields: Iterable[pa.Field[Any]], path: str) -> type[msgspec.Struct]:
         names[attribute] = field.name
         python = _python(field.type, f"{path}.{field.name}")
         members.append((attribute, python | None, None) if field.nullable else (attribute, python))
-    return msgspec.defstruct(
-        path, members, rename=names, kw_only=True, namespace={_OF_SCHEMA: True}
-    )
+    try:
+        return msgspec.defstruct(
+            path, members, rename=names, kw_only=True, namespace={_OF_SCHEMA: True}
+        )
+    except ValueError as error:  # a name with a quote, for example, or two of one name
+        raise StrategyError(
+            f"{path}: values cannot be decoded to its fields: {reason_of(error)}"
+        ) from None
 
 
 def _python(kind: pa.DataType, path: str) -> Any:

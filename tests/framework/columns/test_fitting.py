@@ -169,7 +169,12 @@ def test_a_value_becomes_itself_in_any_type_or_its_row_is_named(array: Any) -> N
     [
         (pa.array([1e300, 3.4e38, 1e-300, math.inf, 0.0]), pa.float32(), [0, 2]),
         (pa.array([2**53, 2**53 + 1, 2**60]), pa.float64(), [1]),
-        (pa.array(["1e400", "inf", "1e300"]), pa.float64(), [0]),
+        (pa.array(["1e400", "inf", "1e300", "1e-400", "0e-9"]), pa.float64(), [0, 3]),
+        (pa.array(["16777217", "16777216", "16777217.0", "1e30", "0.1"]), pa.float32(), [0, 2]),
+        (pa.array(["9007199254740993", "1e23", "9" * 400, "nan"]), pa.float64(), [0, 2]),
+        (pa.array([Decimal("16777217.00"), Decimal("0.10")]), pa.float32(), [0]),
+        (pa.array(["2026-01-01 23:00", "2026-01-01", "2026-01-01T00:00:00Z"]), pa.date32(), [0]),
+        (pa.array(["2026-01-01T00:00:00+02:00", None]), pa.date32(), [0]),
         (pa.array([1.0, 2.0, math.nan]), pa.bool_(), [1, 2]),
         (pa.array([1.55, 1.555, 3.4e38]), pa.decimal128(38, 2), [1, 2]),
         (pa.array(["1.5e3", "1e77", "1.555"]), pa.decimal128(38, 2), [1, 2]),

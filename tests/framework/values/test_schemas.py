@@ -189,6 +189,13 @@ def test_what_has_no_fields_is_refused() -> None:
         row_type(msgspec.defstruct("row", [("a", int)], array_like=True))
 
 
+@pytest.mark.parametrize("names", [['q"'], ["a", "a"], ["tab\t"]])
+def test_names_of_fields_that_cannot_be_decoded_are_refused(names: list[str]) -> None:
+    kind = pa.struct([pa.field(name, pa.int64()) for name in names])
+    with pytest.raises(StrategyError, match=r"row\.of: values cannot be decoded to its fields: "):
+        row_type(pa.schema([("of", kind)]))
+
+
 def test_metadata_of_an_annotation_changes_nothing() -> None:
     cls = msgspec.defstruct("row", [("a", Annotated[int, msgspec.Meta(ge=0, title="A")] | None)])
     assert row_type(cls).schema == pa.schema([pa.field("a", pa.int64())])
