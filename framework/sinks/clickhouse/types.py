@@ -68,6 +68,7 @@ _INTERVALS = (
 _WIDE_INTEGERS = {"Int128": 127, "Int256": 255, "UInt128": 128, "UInt256": 256}
 _WIDE_BYTES = {"Int128": 16, "UInt128": 16, "Int256": 32, "UInt256": 32}
 _INTEGER = r"^[+-]?[0-9]{1,78}$"
+_WHOLE = r"^[+-]?[0-9]+\.?0*$"
 _BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = rf"^({_BYTE}\.){{3}}{_BYTE}$"
 
@@ -162,11 +163,16 @@ def _out_of_time(array: Array) -> Mask:
 
 def _to_bfloat(array: Array, _target: ColumnType) -> Cast:
     """Cast to float32, which the server cuts to 8 binary digits: whole numbers must keep their value."""
-    made = fit(array, pa.float32())
-    if not pa.types.is_integer(plain(array).type):
+    made, array = fit(array, pa.float32()), plain(array)
+    if pa.types.is_floating(array.type):
         return made
     low = pc.bit_wise_and(made.array.view(pa.int32()), pa.scalar(0xFFFF, pa.int32()))
-    return made._replace(bad=either(made.bad, rows_unless(pc.equal(low, pa.scalar(0, pa.int32())))))
+    fits = pc.equal(low, pa.scalar(0, pa.int32()))
+    if is_text(array.type):
+        fits = pc.or_(fits, pc.invert(pc.match_substring_regex(array, _WHOLE)))
+    elif pa.types.is_decimal(array.type):
+        fits = pc.or_(fits, pc.not_equal(pc.floor(array), array))
+    return made._replace(bad=either(made.bad, rows_unless(fits)))
 
 
 def _to_clock(array: Array, target: ColumnType) -> Cast:
@@ -177,7 +183,9 @@ def _to_clock(array: Array, target: ColumnType) -> Cast:
         outside = rows_unless(between(seconds.array, -_MOST_CLOCK, _MOST_CLOCK))
         return seconds._replace(bad=either(seconds.bad, outside))
     unit: Any = tuple(UNITS)[(getattr(target, "scale", 0) + 2) // 3]
-    return to_time(array, pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit))
+    made = to_time(array, pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit))
+    # the server makes Time64 of Arrow's times, and no Time of that
+    return made._replace(array=made.array.cast(pa.int32())) if unit == "s" else made
 
 
 def _to_interval(array: Array, _target: ColumnType) -> Cast:
@@ -210,9 +218,12 @@ def _to_wide_integer(array: Array, target: ColumnType) -> Cast:
     bits, signed = _WIDE_INTEGERS[target.base_type], target.base_type.startswith("I")
     low, high = (-(2**bits) if signed else 0), 2**bits - 1
     digits = rows_unless(pc.match_substring_regex(whole.array, _INTEGER))
-    numbers = without(whole.array, digits).to_pylist()
-    inside = pa.array([each is None or low <= int(each) <= high for each in numbers])
-    return Cast(whole.array, either(whole.bad, either(digits, rows_unless(inside))))
+    texts = without(whole.array, digits).to_pylist()
+    numbers = [None if each is None else int(each) for each in texts]
+    inside = pa.array([each is None or low <= each <= high for each in numbers])
+    # without a sign before 0: the server makes null of -0
+    text = pa.array([None if each is None else str(each) for each in numbers], pa.string())
+    return Cast(text, either(whole.bad, either(digits, rows_unless(inside))))
 
 
 def _to_uuid(array: Array, _target: ColumnType) -> Cast:

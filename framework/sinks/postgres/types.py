@@ -12,6 +12,7 @@ from pyarrow import csv
 from ...columns.casting import Cast, Misfit, between
 from ...columns.fitted import TargetColumn
 from ...columns.fitting import fit, json_cast, to_text
+from ...columns.json_keys import repeated_keys
 from ...columns.kinds import (
     either,
     is_bytes,
@@ -69,7 +70,17 @@ _BYTES: Final[Mapping[str, int]] = {"char": 1, "name": 63}
 """The most bytes of a text; the server cuts off more."""
 _FRACTIONS: Final[Mapping[str, int]] = {"timetz": 6, "interval": 6, "money": 2}
 """The most digits after the point, in types that the server casts; it rounds more."""
-_TIMETZ: Final = r"^[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?([zZ]|[+-][0-9]{2}(:?[0-9]{2})?)?$"
+# The server reads more than these: it skips what it does not know in a span, makes a network of `10` and an
+# address of a date, and takes `1,5` for 15.
+_STRICT: Final[Mapping[str, str]] = {
+    "timetz": r"^[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?([zZ]|[+-][0-9]{2}(:?[0-9]{2})?)?$",
+    "interval": r"^\s*[A-Za-z0-9.+@-]([A-Za-z0-9\s:.,+-])*$",
+    "macaddr": r"^\s*([:.-]?[0-9A-Fa-f]){12}\s*$",
+    "macaddr8": r"^\s*(([:.-]?[0-9A-Fa-f]){12}|([:.-]?[0-9A-Fa-f]){16})\s*$",
+    "cidr": r":|\..*\..*\.",
+    "money": r"^[^0-9]*[0-9]+(,[0-9]{3})*([^0-9,][^,]*)?$",
+}
+"""By type: the form of the texts that are sent."""
 _CLOCKS: Final = ("time", "timestamp", "timestamptz")
 _ZONED: Final = r":[0-9.]+\s*([zZ]|[+-][0-9]{1,2}(:?[0-9]{2})*|[A-Za-z]{2,}[A-Za-z/_]*)\s*$"
 _TIME_OF_DAY: Final = r"[0-9][Tt ]+[0-9:.]*[1-9]"
@@ -177,6 +188,8 @@ def _cast_values(array: Array, column: PostgresColumn) -> Cast:
     is_uuid = isinstance(array.type, pa.UuidType)
     if not is_uuid and (is_text(kind) or is_bytes(kind) or pa.types.is_null(kind)):
         cast = to_text(array)
+        if column.kind == "jsonb":
+            cast = cast._replace(bad=either(cast.bad, repeated_keys(cast.array)))
     elif pa.types.is_duration(kind) or (pa.types.is_time(kind) and column.kind == "timetz"):
         to = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
         ticks = cut_off(fit(array, to), 6 if column.clock is None else column.clock)
@@ -197,10 +210,8 @@ def _bad_text(text: Array, column: PostgresColumn) -> Mask:
         bad = either(bad, rows_where(pc.greater(pc.binary_length(text), pa.scalar(most))))
     if column.digits is not None:  # more than Arrow's 76: the server would round
         bad = either(bad, decimal_text(text, *column.digits).bad)
-    if column.kind == "timetz":
-        bad = either(bad, rows_unless(pc.match_substring_regex(text, _TIMETZ)))
-    if column.kind == "money":  # the server reads text without digits as 0
-        bad = either(bad, rows_unless(pc.match_substring_regex(text, "[0-9]")))
+    if (form := _STRICT.get(column.kind)) is not None:
+        bad = either(bad, rows_unless(pc.match_substring_regex(text, form)))
     if (digits := _FRACTIONS.get(column.kind)) is not None:
         digits = digits if column.clock is None else column.clock
         bad = either(bad, _too_fine(text, digits))

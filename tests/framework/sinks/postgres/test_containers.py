@@ -1,4 +1,4 @@
-"""PostgreSQL stores each item of an array, range or composite as it is, or its row is refused."""
+"""PostgreSQL stores text, and each item of an array, range or composite, as it is, or its row is refused."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ CHANGED_BY_THE_SERVER: Final = (
     ("pair", "(1.005,ab,)"),
     ("pair", '(1,"ab ",)'),
     ("pair[]", '{"(1,ab,\\"2026-01-01 00:00:00.7\\")"}'),
+    ("jsonb", '{"a": 1, "a": 2}'),
+    ("real", "16777217"),
+    ("date", "2026-01-01 23:00"),
+    ("interval", "$1.5"),
+    ("money", "1,5"),
+    ("money", "none"),
+    ("macaddr", "2026-01-01"),
+    ("cidr", "10"),
 )
 KEPT: Final = (
     ("numeric(5,2)[]", "{1.00,NULL,-999.99}", "{1.00,NULL,-999.99}"),
@@ -54,6 +62,13 @@ KEPT: Final = (
     ("pair", '(1.00,"a""",)', '(1.00,"a""",)'),
     ("pair[]", "{}", "{}"),
     ("integer[]", "{1,2}", "{1,2}"),
+    ("jsonb", '{"a": {"a": 1}}', '{"a": {"a": 1}}'),
+    ("date", "2026-01-01T00:00:00Z", "2026-01-01"),
+    ("interval", "@ 1 minute ago", "-00:01:00"),
+    ("interval", "P1DT2.5S", "1 day 00:00:02.5"),
+    ("money", "-$1,000.50", "-$1,000.50"),
+    ("macaddr", "08002b010203", "08:00:2b:01:02:03"),
+    ("cidr", "10.0.0.0/8", "10.0.0.0/8"),
 )
 
 
