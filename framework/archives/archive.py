@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..errors import OffsetOutOfRange, SettingsError
 from ..kafka.subscription import Subscription
-from ..record import SCHEMA, Batch
+from ..record import SCHEMA, Batch, Range
 from ..service.storage import open_storage, without_secrets
 from .columns import ArchiveColumns
 from .files import ArchiveFiles, in_order, offsets_of
@@ -21,7 +21,7 @@ from .files import ArchiveFiles, in_order, offsets_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ..record import Range, TopicPartition
+    from ..record import TopicPartition
     from ..settings import Settings
     from .files import RowGroup
 
@@ -139,16 +139,13 @@ class Archive:
         )
 
     def _require_all(self, at: TopicPartition, first: int, end: int) -> None:
-        """Raise OffsetOutOfRange if row groups have fewer records than offsets."""
+        """Raise OffsetOutOfRange if offsets are lacking; reads groups with fewer records than offsets."""
         begin, reach, rows = first, first, 0
         for group in [*(g for g in self._groups.get(at, ()) if g.last >= first), None]:
             if group is None or group.first >= reach:
                 if rows and rows < reach - begin:
-                    raise OffsetOutOfRange(
-                        f"{at}: the archive {self} has {rows:,} records for the offsets {begin} to "
-                        f"{reach - 1}. {self._advice}",
-                        at,
-                    )
+                    for _ in self.batches(Range(*at, max(begin, first), min(reach, end) - 1)):
+                        pass
                 if group is None or group.first >= end:
                     return
                 begin, reach, rows = group.first, group.first, 0

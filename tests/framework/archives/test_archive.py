@@ -52,8 +52,11 @@ def test_offsets_that_a_file_lacks_are_a_gap_unless_they_may_be_lacking(
     write: Any, opened: Any
 ) -> None:
     write("partition=0/a.parquet", records([0, 1, 2, 5, 6, 9]))
-    with pytest.raises(OffsetOutOfRange, match="has 6 records for the offsets 0 to 9"):
+    with pytest.raises(OffsetOutOfRange, match=r"lacks the offsets 3 to 4\. .*--archive-gaps"):
         opened().require_joined(AT, 0, 10, 10)
+    with pytest.raises(OffsetOutOfRange, match="lacks the offsets 7 to 8"):
+        opened().require_joined(AT, 5, 10, 10)
+    opened().require_joined(AT, 5, 7, 10)
     with pytest.raises(OffsetOutOfRange, match=r"lacks the offsets 3 to 4\. .*--archive-gaps"):
         opened().reader(AT).read(0, 10)
     archive = opened(gaps=True)
