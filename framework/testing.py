@@ -182,6 +182,10 @@ class MemoryConsumer:
 
     async def reach(self) -> None: ...
 
+    @property
+    def silent(self) -> str | None:
+        return None
+
     async def start(
         self, listener: RebalanceListener, admitted: Callable[[], Awaitable[None]] | None = None
     ) -> None:

@@ -17,7 +17,8 @@ import structlog
 from ._extras import installed_version
 from .archives.archive import Archive, ArchiveSource
 from .archives.consumer import ArchiveConsumer
-from .errors import BrokerUnavailable, DeadlineExceeded, Escaped, KmrError, no_escape, reason_of
+from .contact import BrokerContact
+from .errors import DeadlineExceeded, Escaped, KmrError, no_escape, reason_of
 from .events import EventHandler, Shutdown, StageFailed
 from .kafka.connection import connection_config, consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from .strategy import Strategy
 
 _ANSWER_TIMEOUT: Final = 0.2  # seconds
-_RETRY_AFTER: Final = 1.0  # seconds
 _OBSERVED_PER_SECOND: Final = 400  # partitions; observing 2,000 of them takes 30 ms
 _MANY: Final = 0.1  # share of failed records above which the last line is a warning
 
@@ -143,13 +143,13 @@ class Worker:
         if consumer is None and not settings.history:
             config = connection_config(settings)
             self._backfill = BackfillWatch(config, settings.group, self.metrics)
+        self._contact = BrokerContact(self._consumer, self.metrics, timeout=settings.broker_timeout)
         self._liveness = Liveness(settings.stall_timeout)
         self._shutdown = anyio.Event()
         self._starting = anyio.CancelScope()
         self._working = anyio.CancelScope()
         self._timers: list[asyncio.TimerHandle] = []
         self._reason = ""
-        self._waits_for: str | None = None
         self._loop = asyncio.get_running_loop()
         self._started = anyio.current_time()
         self.deadline = Deadline(settings.shutdown_deadline, self._loop.time)
@@ -240,6 +240,7 @@ class Worker:
                     tasks.start_soon(self._report_joined, self._supervisor)
                 tasks.start_soon(self._committer.run)
                 tasks.start_soon(self._observe)
+                tasks.start_soon(self._contact.watch)
                 tasks.start_soon(self._follow_backfill)
                 await self._pipeline.run()
                 await self._committer.commit()
@@ -289,7 +290,7 @@ class Worker:
             topics=settings.topics or str(self._subscription),
             settings=settings.changed(),
         )
-        await self._until_answered(self._consumer.reach)
+        await self._contact.until_answered(self._consumer.reach)
         await self._pipeline.open()
         await self._consumer.start(self._events, self._admitted)
 
@@ -297,32 +298,7 @@ class Worker:
         """Return when this process may join the group: it ends what an earlier one may have left open."""
         if self._supervisor is not None:
             await self._supervisor.admitted()
-        await self._until_answered(self._committer.take_over)
-
-    async def _until_answered(self, ask: Callable[[], Awaitable[None]]) -> None:
-        """Ask until a broker answers. Raises BrokerUnavailable after `broker_timeout` seconds.
-
-        The last attempt begins after that: one that the machine stood still in says nothing of the broker.
-        """
-        give_up = anyio.current_time() + self._settings.broker_timeout
-        while True:
-            is_last = anyio.current_time() >= give_up
-            try:
-                await ask()
-            except BrokerUnavailable as error:
-                if is_last:
-                    raise
-                if str(error) != self._waits_for:
-                    self._waits_for = str(error)
-                    _log.warning(
-                        "waiting for a broker",
-                        reason=str(error),
-                        at_most_seconds=self._settings.broker_timeout,
-                    )
-            else:
-                self._waits_for = None
-                return
-            await anyio.sleep(_RETRY_AFTER)
+        await self._contact.until_answered(self._committer.take_over)
 
     async def _drain_on_shutdown(self) -> None:
         """Wait for `shutdown`, then drain until the deadline or until cancelled: all is committed."""
@@ -479,8 +455,10 @@ class Worker:
             backfill=None if self._backfill is None else self._backfill.status,
             state=state,
             live=stalled is None and state != "failed",
-            ready=state in ("running", "suspended") and not pipeline.is_restoring,
-            problem=stalled or retried or self._waits_for or late,
+            ready=state in ("running", "suspended")
+            and not pipeline.is_restoring
+            and self._contact.problem is None,
+            problem=stalled or self._contact.problem or retried or late,
             group=self._settings.group,
             topics=self._settings.topics or (str(self._subscription),),
             stages=stages,

@@ -291,14 +291,17 @@ async def connect(consumer: Any, config: ConnectionConfig) -> None:
         raise
 
 
-async def reach_broker(config: ConnectionConfig) -> None:
+async def reach_broker(config: ConnectionConfig, options: dict[str, Any] | None = None) -> None:
     """Return if a broker answers at one of the addresses, tried one after the other.
+
+    Args:
+        options: those of a client that is there; made of `config` by default.
 
     Raises:
         BrokerUnavailable: no address answers as a Kafka broker; names the reason for each.
         ConsumerError: a broker refuses our credentials.
     """
-    options = config.client_options()
+    options = dict(config.client_options() if options is None else options)
     servers = options.pop("bootstrap_servers")
     options.pop("metadata_max_age_ms")
     options["request_timeout_ms"] = round(_PROBE_TIMEOUT * 1000)

@@ -178,6 +178,10 @@ class Consumer(Protocol):
         Gives up in silence when the broker does not answer soon.
         """
 
+    @property
+    def silent(self) -> str | None:
+        """Who does not answer: the coordinator of the group, or a leader of our partitions; else None."""
+
     def answered_at(self, partition: TopicPartition) -> float | None:
         """Return when the broker last answered a fetch of the partition, on the event loop's clock.
 

@@ -203,6 +203,14 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         stable = state.lso if self._isolation_level == READ_COMMITTED else None
         return end if stable is None or stable < 0 else stable
 
+    def unreachable(self) -> list[int]:
+        """Return the nodes that lead partitions of ours and do not answer."""
+        subscription = self._subscriptions.subscription
+        if not self._unreachable or subscription is None or subscription.assignment is None:
+            return []
+        leads = self._client.cluster.leader_for_partition
+        return sorted(self._unreachable & set(map(leads, subscription.assignment.tps)))
+
     def answered_at(self, partition: TopicPartition) -> float | None:
         leader = self._client.cluster.leader_for_partition(partition)
         if self._suspended or leader in (None, -1) or leader in self._unreachable:

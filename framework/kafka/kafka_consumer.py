@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
@@ -14,7 +15,12 @@ import anyio
 import structlog
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    IllegalStateError,
+    KafkaError,
+    TopicAuthorizationFailedError,
+)
 
 from ..errors import CommitFenced, ConsumerError
 from ..formats.batch_decoder import BatchDecoder, warm_up
@@ -40,6 +46,7 @@ _log = structlog.get_logger(__name__)
 _NEVER_MS = 10 * 365 * 24 * 3600 * 1000
 _JOIN_GRACE = 5.0  # seconds
 _ENDS_AFTER = 10.0  # seconds without a fetch, after which the end of a partition is asked for
+_SILENT_AFTER = 10.0  # seconds; heartbeats are more frequent
 _MOST_PUT_OUT = 3
 _FENCED_INSTANCE = 82
 _REFUSALS = {
@@ -73,6 +80,7 @@ class KafkaConsumer:
         self._on_skip = on_skip
         self._start_positions = StartPositions(frozenset(), frozenset())
         self._consumer: Any = None
+        self._options: dict[str, Any] | None = None  # with the certificates of the start
         # aiokafka keeps an assignor's state in its class: so make one class for each consumer.
         self._assignor: Any = type("StickyAssignor", (StickyPartitionAssignor,), {})
         self._fetcher: BatchFetcher | None = None
@@ -95,7 +103,7 @@ class KafkaConsumer:
         return self._membership.member_id
 
     async def reach(self) -> None:
-        await reach_broker(self._config)
+        await reach_broker(self._config, self._options)
 
     async def start(
         self, listener: RebalanceListener, admitted: Callable[[], Awaitable[None]] | None = None
@@ -114,10 +122,10 @@ class KafkaConsumer:
 
     async def _connect(self) -> None:
         config = self._config
-        options = config.client_options()
+        options = self._options = config.client_options()
         # The broker answers JoinGroup only when the slowest member has given up its partitions.
         longest = round((config.rebalance_timeout + _JOIN_GRACE) * 1000)
-        options["request_timeout_ms"] = max(options["request_timeout_ms"], longest)
+        options = options | {"request_timeout_ms": max(options["request_timeout_ms"], longest)}
         self._consumer = consumer = aiokafka.AIOKafkaConsumer(
             group_id=config.group,
             group_instance_id=config.group_instance_id,
@@ -198,7 +206,19 @@ class KafkaConsumer:
             except KafkaError as error:
                 if self._failure is not None:
                     raise self._failure from error
-                raise ConsumerError(f"group {self._config.group}: {error}") from error
+                raise ConsumerError(self._refusal(error)) from error
+
+    def _refusal(self, error: KafkaError) -> str:
+        """Return the message of an error that no retry mends."""
+        group = self._config.group
+        if isinstance(error, TopicAuthorizationFailedError):
+            topic = error.args[0] if error.args else ", ".join(self._config.topics)
+            forbidden = f"read topic {topic}: it needs READ of the topic"
+        elif isinstance(error, GroupAuthorizationFailedError):
+            forbidden = "be a member: it needs READ of the group"
+        else:
+            return f"group {group}: {error}"
+        return f"group {group}: we are not allowed to {forbidden}. Allow it, and start the worker again"
 
     async def _take(self, fetcher: BatchFetcher, max_bytes: int | None) -> list[Batch]:
         """Return what can be returned now, and what `poll` returns; an archive may have more."""
@@ -305,6 +325,22 @@ class KafkaConsumer:
         # The next fetch tells too.
         with anyio.move_on_after(_ENDS_TIMEOUT), suppress(KafkaError, IllegalStateError):
             await self._fetcher.look_up_ends(now - _ENDS_AFTER)
+
+    @property
+    def silent(self) -> str | None:
+        if self._fetcher is None or self._stopped or self._fetcher.is_suspended:
+            return None  # in a rebalance the coordinator answers when the slowest member has joined
+        group, client = self._config.group, self._consumer._client
+        if self._consumer._coordinator.coordinator_id is None:
+            return f"group {group}: its coordinator does not answer"
+        if nodes := self._fetcher.unreachable():
+            return (
+                f"group {group}: node {nodes[0]}, which leads partitions of ours, does not answer"
+            )
+        heard = max((each._last_action for each in client._conns.values()), default=-math.inf)
+        if time.monotonic() - heard > _SILENT_AFTER:
+            return f"group {group}: no broker answers its heartbeats"
+        return None
 
     def answered_at(self, partition: TopicPartition) -> float | None:
         fetcher = self._fetcher_of(partition)

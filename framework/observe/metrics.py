@@ -130,6 +130,10 @@ class Metrics:
             "consumer_drain_seconds",
             "Time until the lag is settled at the rate of the last minute; +Inf if nothing was settled.",
         )
+        self.broker_silent = gauge(
+            "broker_silent",
+            "1 while the group or a leader does not answer, or refuses the worker; else 0.",
+        )
         self.consumed = counter("consumed_records", "Records taken from the broker.", "topic")
         self.offset_resets = counter(
             "offset_resets",

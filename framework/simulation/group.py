@@ -299,6 +299,11 @@ class GroupConsumer:
     async def reach(self) -> None:
         """See `Consumer.reach`."""
 
+    @property
+    def silent(self) -> str | None:
+        """See `Consumer.silent`."""
+        return None
+
     async def start(
         self, listener: RebalanceListener, admitted: Callable[[], Awaitable[None]] | None = None
     ) -> None:

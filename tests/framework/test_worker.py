@@ -16,6 +16,7 @@ import pytest
 import kmr.worker
 from kmr.errors import (
     BrokerUnavailable,
+    ConsumerError,
     DeadlineExceeded,
     RecordFailed,
     SinkError,
@@ -349,8 +350,12 @@ class Away(MemoryConsumer):
     """Its broker does not answer before `back` is set."""
 
     back = False
+    refuses = False
+    silent: str | None = None
 
     async def reach(self) -> None:
+        if self.refuses:
+            raise ConsumerError("127.0.0.1:1 refuses PLAIN credentials: wrong user or password")
         if not self.back:
             raise BrokerUnavailable("no Kafka broker answers at 127.0.0.1:1")
 
@@ -394,6 +399,27 @@ async def test_a_worker_that_waits_for_its_broker_ends_at_once_on_a_shutdown(
         await clock.advance(1.0)
         worker.shutdown("SIGTERM")
     assert worker.status().state == "stopped"
+
+
+async def test_a_worker_is_not_ready_while_its_brokers_are_silent_and_ends_when_they_refuse_it(
+    clock: VirtualClock,
+) -> None:
+    consumer = Away()
+    consumer.back = True
+    with pytest.RaisesGroup(pytest.RaisesExc(ConsumerError, match="wrong user or password")):
+        async with starting(consumer) as worker:
+            await clock.advance(1.0)
+            await consumer.started.wait()
+            await consumer.rebalance([P0])
+            consumer.back, consumer.silent = False, "group g: its coordinator does not answer"
+            await clock.advance(1.0)
+            status = worker.status()
+            assert (status.state, status.live, status.ready) == ("running", True, False)
+            assert status.problem == "no Kafka broker answers at 127.0.0.1:1"
+            assert worker.metrics.registry.get_sample_value("kmr_broker_silent") == 1
+            consumer.refuses = True
+            for _ in range(12):
+                await clock.advance(1.0)
 
 
 class Hanging(Batcher):

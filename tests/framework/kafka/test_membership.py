@@ -11,15 +11,19 @@ import anyio.to_thread
 import confluent_kafka as ck
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.protocol.group import LeaveGroupRequest
 
 from kmr.broker import Broker, BrokerSettings, Fault
-from kmr.errors import CommitFenced, ConsumerError
+from kmr.broker.authorization.rules import Operation, Rule, write_rules
+from kmr.broker.authorization.users import make_user, write_users
+from kmr.errors import BrokerUnavailable, CommitFenced, ConsumerError
 from kmr.kafka.consumer import CommitOffset
 from kmr.kafka.group_offsets import Membership, commit_offsets
+from kmr.kafka.kafka_consumer import KafkaConsumer
 from kmr.record import TopicPartition
 
-from .members import numbers, values
+from .members import Member, consumer_config, numbers, values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -223,6 +227,79 @@ async def send(servers: str, records: Iterable[bytes | None]) -> None:
     async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
         for record in records:
             await producer.send("t", record)
+
+
+async def test_a_consumer_whose_password_has_changed_is_silent_and_says_who_refuses_it(
+    tmp_path: Path,
+) -> None:
+    users = tmp_path / "users.json"
+    write_users(users, {"ada": make_user("secret")})
+    kept: dict[str, Any] = {"data_dir": tmp_path / "data", "users_file": users}
+    async with AsyncExitStack() as stack:
+        async with Broker(BrokerSettings(port=0, **kept)) as first:
+            config = consumer_config(
+                bootstrap_servers=first.bootstrap_servers,
+                security_protocol="SASL_PLAINTEXT",
+                sasl_username="ada",
+                sasl_password="secret",
+                heartbeat_interval=0.1,
+            )
+            options = config.client_options()
+            del options["metadata_max_age_ms"]
+            admin = AIOKafkaAdminClient(**options)
+            await admin.start()
+            await admin.create_topics([NewTopic("t", 1, 1)])
+            await admin.close()
+            consumer = KafkaConsumer(config)
+            member = Member(consumer)
+            await consumer.start(member)
+            stack.push_async_callback(consumer.stop)
+            await member.until_assigned(bool)
+            assert consumer.silent is None
+            port = int(first.bootstrap_servers.partition(":")[2])
+        with pytest.raises(BrokerUnavailable):
+            await consumer.reach()
+        write_users(users, {"ada": make_user("another")})
+        async with Broker(BrokerSettings(port=port, **kept)):
+            with anyio.fail_after(20):
+                while consumer.silent is None:  # noqa: ASYNC110  until the next heartbeat
+                    await anyio.sleep(0.02)
+            with pytest.raises(ConsumerError, match=r"credentials of 'ada': .* wrong user"):
+                await consumer.reach()
+
+
+@pytest.mark.parametrize(
+    ("revoked", "said"),
+    [
+        ("topics", "group g: we are not allowed to read topic t: it needs READ of the topic"),
+        ("groups", "group g: we are not allowed to be a member: it needs READ of the group"),
+    ],
+)
+async def test_a_right_that_is_revoked_while_a_member_reads_is_named(
+    tmp_path: Path, revoked: str, said: str
+) -> None:
+    rules = tmp_path / "acls.json"
+    rights: dict[str, Rule] = {
+        each: Rule(principal="User:ANONYMOUS", operations=(Operation.ALL,), **{each: ("*",)})
+        for each in ("topics", "groups")
+    }
+    write_rules(rules, list(rights.values()))
+    settings = BrokerSettings(data_dir=tmp_path / "data", port=0, acl_file=rules)
+    async with Broker(settings) as broker:
+        await broker.topics.create("t", 1)
+        member = Member(
+            KafkaConsumer(
+                consumer_config(bootstrap_servers=broker.bootstrap_servers, heartbeat_interval=0.1)
+            )
+        )
+        await member.consumer.start(member)
+        try:
+            await member.until_assigned(bool)
+            write_rules(rules, [rights[each] for each in rights if each != revoked])
+            with anyio.fail_after(20), pytest.raises(ConsumerError, match=said):
+                await member.consumer.poll()
+        finally:
+            await member.consumer.stop()
 
 
 async def test_a_consumer_stops_at_once_and_only_once(consume: Consume) -> None:

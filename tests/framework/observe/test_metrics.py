@@ -19,6 +19,7 @@ BLOCK = re.compile(r"(?<=test_metrics.py -->\n).*(?=<!-- end -->)", re.DOTALL)
 
 NAMES = {
     "kmr_build",
+    "kmr_broker_silent",
     "kmr_consumer_drain_seconds",
     "kmr_consumer_lag_seconds",
     "kmr_rebalance_seconds",
