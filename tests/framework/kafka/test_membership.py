@@ -279,9 +279,10 @@ async def test_a_right_that_is_revoked_while_a_member_reads_is_named(
     tmp_path: Path, revoked: str, said: str
 ) -> None:
     rules = tmp_path / "acls.json"
-    rights: dict[str, Rule] = {
-        each: Rule(principal="User:ANONYMOUS", operations=(Operation.ALL,), **{each: ("*",)})
-        for each in ("topics", "groups")
+    everyone: dict[str, Any] = {"principal": "User:ANONYMOUS", "operations": (Operation.ALL,)}
+    rights = {
+        "topics": Rule(topics=("*",), **everyone),
+        "groups": Rule(groups=("*",), **everyone),
     }
     write_rules(rules, list(rights.values()))
     settings = BrokerSettings(data_dir=tmp_path / "data", port=0, acl_file=rules)
