@@ -82,7 +82,7 @@ async def test_a_map_that_hangs_leaves_and_the_others_go_on(patient: None) -> No
         for partition in PARTITIONS:
             hangs = partition.partition == 2
             put(consumer, partition.partition, 0, b"a", b"slow" if hangs else b"a")
-        assert await anyio.to_thread.run_sync(slow.begun.wait, 10)
+        assert await anyio.to_thread.run_sync(slow.begun.wait, 60)
         for partition in PARTITIONS:
             if partition.partition != 2:
                 put(consumer, partition.partition, 2, b"b")
@@ -110,7 +110,7 @@ async def test_a_partition_that_is_lost_while_its_map_hangs_drops_its_rows_alone
         for partition in PARTITIONS:
             hangs = partition.partition == 0
             put(consumer, partition.partition, 0, b"slow" if hangs else b"a")
-        assert await anyio.to_thread.run_sync(slow.begun.wait, 10)
+        assert await anyio.to_thread.run_sync(slow.begun.wait, 60)
         await consumer.rebalance(PARTITIONS[1:])
         for partition in PARTITIONS[1:]:
             put(consumer, partition.partition, 1, b"b")
@@ -156,7 +156,7 @@ async def test_a_drain_ends_the_maps_before_their_next_record_and_commits_what_i
     async with running(strategy_of(slow, journal), consumer, executor="thread") as worker:
         await consumer.rebalance(PARTITIONS)
         put(consumer, 0, 0, b"a", b"slow", b"a")
-        assert await anyio.to_thread.run_sync(slow.begun.wait, 10)
+        assert await anyio.to_thread.run_sync(slow.begun.wait, 60)
         put(consumer, 1, 0, b"a")
         await until_mapped_of(worker, 1)
         worker.shutdown("now")

@@ -24,7 +24,7 @@ async def kcat(broker: Broker, *arguments: str, stdin: bytes = b"") -> bytes:
     process = await asyncio.create_subprocess_exec(
         "kcat", "-b", broker.bootstrap_servers, *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
-    out, errors = await asyncio.wait_for(process.communicate(stdin), 30)
+    out, errors = await asyncio.wait_for(process.communicate(stdin), 120)
     assert process.returncode == 0, errors
     return out
 

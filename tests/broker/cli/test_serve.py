@@ -54,7 +54,7 @@ def member(servers: str) -> AIOKafkaConsumer[bytes, bytes]:
         group_id="g",
         auto_offset_reset="earliest",
         enable_auto_commit=False,
-        session_timeout_ms=500,
+        session_timeout_ms=2_000,
         heartbeat_interval_ms=100,
     )
 

@@ -48,7 +48,7 @@ class Broker:
 
     async def produce(self) -> None:
         # an idempotent producer would never give up
-        async with BatchProducer(self.address, "t", acks=1, request_timeout_ms=3_000) as producer:
+        async with BatchProducer(self.address, "t", acks=1, request_timeout_ms=6_000) as producer:
             await producer.send([b"x"])
 
     def processes(self) -> list[tuple[str, int | None]]:

@@ -57,7 +57,7 @@ async def test_a_session_keeps_tables_and_settings_but_not_those_of_one_request(
 
 async def test_queries_of_a_session_wait_for_each_other(ask: Ask) -> None:
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask("SELECT sleep(0.3)", session_id="s", query_id="sleeping"))
+        tasks.create_task(ask("SELECT sleep(1.5)", session_id="s", query_id="sleeping"))
         while (
             b"sleeping"
             not in (await ask("SELECT Settings['log_comment'] FROM system.processes")).body

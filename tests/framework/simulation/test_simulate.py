@@ -56,7 +56,7 @@ def print_traces(seeds: Sequence[int]) -> None:
 
 def test_a_schedule_follows_from_its_seed_alone_whatever_process_runs_it_and_after_what() -> None:
     runs = []
-    for hash_seed, seeds in (("1", range(5001, 5004)), ("2", range(5003, 5000, -1))):
+    for hash_seed, seeds in (("1", range(5001, 5003)), ("2", range(5002, 5000, -1))):
         code = f"from {__name__} import print_traces; print_traces({list(seeds)})"
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -66,7 +66,7 @@ def test_a_schedule_follows_from_its_seed_alone_whatever_process_runs_it_and_aft
             text=True,
         )
         runs.append(json.loads(done.stdout.splitlines()[-1]))
-    assert len(runs[0]) == 3 * len(STRATEGIES)
+    assert len(runs[0]) == 2 * len(STRATEGIES)
     assert runs[0] == runs[1]
 
 

@@ -138,7 +138,7 @@ async def test_a_worker_of_several_joins_when_it_is_admitted_and_says_when_it_ha
         strategy, Settings(topics=("t",), group="g"), consumer=consumer, supervisor=link
     )
     async with anyio.create_task_group() as tasks:
-        tasks.cancel_scope.deadline = anyio.current_time() + 30
+        tasks.cancel_scope.deadline = anyio.current_time() + 60
         tasks.start_soon(worker.run)
         await prepared.wait()
         assert said == ["reports"]
@@ -185,7 +185,7 @@ async def test_a_worker_leaves_the_group_unless_it_is_replaced_or_has_failed(
     worker = Worker(strategy, settings, consumer=consumer, supervisor=link)
     with suppress(BaseExceptionGroup):
         async with anyio.create_task_group() as tasks:
-            tasks.cancel_scope.deadline = anyio.current_time() + 30
+            tasks.cancel_scope.deadline = anyio.current_time() + 60
             tasks.start_soon(worker.run)
             await consumer.started.wait()
             await consumer.assign([P0])

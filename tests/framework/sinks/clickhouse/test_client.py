@@ -113,8 +113,8 @@ async def test_a_directory_that_another_process_serves_is_reached_by_its_url(
     connection = await client.connect_async(
         client.ClickHouseAddress.of(f"chdb:{tmp_path}?max_threads=1"),
         settings={},
-        connect_timeout=5,
-        timeout=5,
+        connect_timeout=60,
+        timeout=60,
         options={},
     )
     assert asked == [tmp_path]
@@ -129,7 +129,7 @@ async def test_a_server_that_does_not_understand_the_question_for_a_privilege_is
     """As one that is older than CHECK GRANT."""
     target = client.ClickHouseAddress.of(f"{clickhouse_url}?readonly=2")
     connection = await client.connect_async(
-        target, settings={}, connect_timeout=10, timeout=30, options={}
+        target, settings={}, connect_timeout=60, timeout=60, options={}
     )
     try:
         assert await connection.is_granted("SELECT", "`default`.`absent`") is True
