@@ -33,10 +33,10 @@ _ON_SPARK: Final = (
 _LONG: Final = (
     *_ON_SPARK,  # writes the class archive of `quick_jvms`, for which all others would wait
     "tests/chaos/test_suite.py",
-    "tests/framework/spark/end_to_end/test_memory_killed.py",
     "tests/framework/history/test_cutover.py",
-    "tests/framework/spark/end_to_end/test_kill.py",
     "tests/framework/history/test_backfill.py",
+    "tests/framework/spark/end_to_end/test_memory_killed.py",
+    "tests/framework/spark/end_to_end/test_kill.py",
     "tests/demo/test_demo.py",
     "tests/framework/history/test_backfill_spark.py",
     "tests/docs/test_blocks.py",

@@ -202,6 +202,7 @@ async def test_when_spark_fails_the_present_goes_on_and_the_report_has_it(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_jvms")
 async def test_a_terminated_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     """Meanwhile, a second demo in the same folder says so and touches nothing."""
     async with started_demo(tmp_path) as process:

@@ -173,7 +173,11 @@ def test_the_settings_of_a_page_are_valid(page: Path, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("shell"), ids=named)
-def test_the_commands_of_a_page_run_and_print_what_it_says(page: Path, folder: Path) -> None:
+def test_the_commands_of_a_page_run_and_print_what_it_says(
+    page: Path, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    if "open_session(" in page.read_text(encoding="utf-8"):
+        request.getfixturevalue("quick_jvms")
     save(page, folder)
     script, expected = [], []
     for block in blocks_of(page):

@@ -46,7 +46,7 @@ class Feed:
         everything = dict.fromkeys(range(PARTITIONS), len(self.values) // PARTITIONS)
         async with Librdkafka().admin(self._servers) as admin:
             with anyio.fail_after(TIMEOUT):
-                while await admin.committed(group, "t") != everything:
+                while await admin.committed(group, "t") != everything:  # noqa: ASYNC110  another process
                     await anyio.sleep(0.05)
 
 

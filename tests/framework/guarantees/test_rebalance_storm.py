@@ -79,7 +79,7 @@ async def test_nothing_is_lost_or_doubled_while_members_come_and_go(
     await broker.topics.create("storm", partitions=PARTITIONS)
     journal = Journal()
     produced = 0
-    calm = anyio.Event()
+    calm, all_sent = anyio.Event(), anyio.Event()
 
     async def produce() -> None:
         nonlocal produced
@@ -90,6 +90,7 @@ async def test_nothing_is_lost_or_doubled_while_members_come_and_go(
                 produced += CHUNK
                 behind = produced - 20 * CHUNK
                 await journal.until(lambda j, behind=behind: j.count > behind)  # type: ignore[misc]
+        all_sent.set()
 
     async with anyio.create_task_group() as tasks:
         group = Group(broker.bootstrap_servers, journal, tasks)
@@ -103,6 +104,7 @@ async def test_nothing_is_lost_or_doubled_while_members_come_and_go(
                 await group.join()
             await journal.until(lambda j, before=before: j.count >= before + 3 * CHUNK)  # type: ignore[misc]
         calm.set()
+        await all_sent.wait()
         await journal.until(lambda j: j.count >= produced)
         while len(group):
             await group.leave()

@@ -40,7 +40,7 @@ strategy = Strategy(
     value=Json(Hit),
     reduce=[
         Window("10s", time="ts", by=["path"], columns={"hits": ("*", "count"), "total": ("n", "sum")},
-               lateness="5s", late="drop", idle="3s"),
+               lateness="5s", late="drop", idle="8s"),
         ClickHouseWriter(os.environ["TABLE"], url=os.environ["URL"], create=True, order_by=["window_start"],
                          max_age=0.1),
     ],
