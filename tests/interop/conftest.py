@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pytest
 
+from kmr.chaos.services import free_port
+
 from .clients.via_aiokafka import Aiokafka
 from .clients.via_kafka_python import KafkaPython
 from .clients.via_kcat import Kcat
@@ -167,7 +169,8 @@ def _serve(log: Path) -> Iterator[Serve]:
         only_ours("a process")
     with ExitStack() as started:
 
-        def serve(data: Path, *, port: int = 0, **settings: object) -> BrokerProcess:
+        def serve(data: Path, *, port: int | None = None, **settings: object) -> BrokerProcess:
+            port = port or free_port()
             flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
             broker = BrokerProcess(log, f"--data={data}", f"--port={port}", *flags)
             started.callback(broker.kill)

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from kmr.broker import Broker, BrokerSettings
+from kmr.chaos.services import free_port
 
 from .clients.base import TIMEOUT, Journal, Message
 from .clients.via_aiokafka import Aiokafka
@@ -106,10 +107,10 @@ async def test_different_clients_share_a_group(
 @pytest.fixture
 async def settings(tmp_path: Path) -> BrokerSettings:
     """Of a broker that is started again on the same data and port."""
-    async with Broker(BrokerSettings(data_dir=tmp_path / "data", port=0)) as broker:
-        port = int(broker.bootstrap_servers.rpartition(":")[2])
+    settings = BrokerSettings(data_dir=tmp_path / "data", port=free_port())
+    async with Broker(settings) as broker:
         await broker.topics.create("t", PARTITIONS)
-    return BrokerSettings(data_dir=tmp_path / "data", port=port)
+    return settings
 
 
 async def test_a_group_goes_on_where_it_was_after_a_restart(

@@ -33,7 +33,7 @@ async def running(code: str, *arguments: str | Path) -> AsyncIterator[Process]:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             yield process
     finally:
         if process.returncode is None:

@@ -33,7 +33,7 @@ async def running(servers: str, *arguments: str, stdout: int = -1) -> AsyncItera
         env={**os.environ, "KMR_BOOTSTRAP_SERVERS": servers},
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             yield process
     finally:
         if process.returncode is None:

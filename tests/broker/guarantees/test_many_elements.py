@@ -34,8 +34,11 @@ async def test_no_api_takes_the_event_loop_for_long(start: Start, loop_guard: Lo
     found = []
     for shape in _SHAPES:
         await _send(broker.bootstrap_servers, shape, 20)  # imports its messages
-        loop_guard.violations.clear()
-        await _send(broker.bootstrap_servers, shape, _ELEMENTS)
+        for _ in range(3):  # what the host interrupts takes long once, what is too long each time
+            loop_guard.violations.clear()
+            await _send(broker.bootstrap_servers, shape, _ELEMENTS)
+            if not loop_guard.violations:
+                break
         found += [f"{shape.name}: {each}" for each in loop_guard.violations]
     loop_guard.violations[:] = found
 

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from anyio import to_thread
 
+from kmr.chaos.services import free_port
 from kmr.cli.top import StatusPoller
 from kmr.observe.failures import FailureSummary
 from tests.framework.cli.watched_worker import STUCK, Worker
@@ -64,9 +65,8 @@ async def test_the_latest_failures_have_a_row_each_with_their_reason(
 
 
 async def test_the_screen_waits_for_a_worker_follows_it_and_ends_by_ctrl_c() -> None:
-    worker = Worker()
-    async with worker.serving() as url:
-        port = int(url.rpartition(":")[2])
+    worker, port = Worker(), free_port()
+    url = f"http://127.0.0.1:{port}"
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "kmr", "top", "--interval", "0.05", "--url", url]
     with os.fdopen(ours, "rb", buffering=0) as screen:

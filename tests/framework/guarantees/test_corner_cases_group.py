@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from kmr.broker import Broker, BrokerSettings
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 from kmr.errors import KmrError, OffsetOutOfRange
 from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import connection_config
@@ -98,7 +99,7 @@ class Node:
     def __init__(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
         self._stop = self._stopped = anyio.Event()
-        self._port = 0
+        self._port = free_port()
 
     @property
     def bootstrap_servers(self) -> str:
@@ -114,8 +115,7 @@ class Node:
         await self.start(data)
 
     async def _serve(self, data: Path, *, task_status: TaskStatus[None]) -> None:
-        async with Broker(BrokerSettings(data_dir=data, port=self._port)) as broker:
-            self._port = int(broker.bootstrap_servers.rpartition(":")[2])
+        async with Broker(BrokerSettings(data_dir=data, port=self._port)):
             task_status.started()
             await self._stop.wait()
         self._stopped.set()

@@ -20,6 +20,7 @@ from rich.console import Console
 from kmr import Json, Lookup, Strategy
 from kmr.broker import Broker, BrokerSettings
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 from kmr.cli.top import StatusPoller, screen
 from kmr.errors import StrategyError
 from kmr.kafka.connection import connection_config
@@ -99,10 +100,9 @@ async def test_a_table_is_whole_before_the_first_record_and_follows_its_topic(
 
 
 async def test_a_table_outlives_a_restart_of_the_broker(tmp_path: Path) -> None:
-    settings = BrokerSettings(data_dir=tmp_path / "data", port=0)
+    settings = BrokerSettings(data_dir=tmp_path / "data", port=free_port())
     async with AsyncExitStack() as stack:
         async with Broker(settings) as first:
-            port = int(first.bootstrap_servers.rpartition(":")[2])
             async with BatchProducer(first.bootstrap_servers, "customers") as producer:
                 await producer.send(customers(0, 3, "old"))
             config = connection_config(settings_of(first))
@@ -112,7 +112,7 @@ async def test_a_table_outlives_a_restart_of_the_broker(tmp_path: Path) -> None:
             (follower,) = tables.followers
             assert follower.rows == 3
         assert tables()["customers"].get(2).name == "old 2"
-        async with Broker(BrokerSettings(data_dir=tmp_path / "data", port=port)) as again:
+        async with Broker(settings) as again:
             async with BatchProducer(again.bootstrap_servers, "customers") as producer:
                 await producer.send(customers(2, 4, "new"))
             with anyio.fail_after(60):

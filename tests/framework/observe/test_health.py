@@ -12,6 +12,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
+from kmr.chaos.services import free_port
 from kmr.errors import SettingsError, SinkError
 from kmr.observe.health import STEP, HealthServer, HistoryAnswer, StatusHistory
 from kmr.observe.metrics import Metrics
@@ -141,10 +142,10 @@ async def test_signals_stay_with_the_worker(worker: Worker) -> None:
 async def test_the_port_is_free_again_after_the_end_even_with_a_browser_connected(
     worker: Worker, client: aiohttp.ClientSession
 ) -> None:
-    async with worker.server() as server:
+    port = free_port()
+    async with worker.server(port) as server:
         await get(client, f"{server.url}/status")
         url = server.url
-    port = int(url.rpartition(":")[2])
     async with worker.server(port) as again:
         assert again.url == url
         assert (await get(client, f"{url}/live"))[0] == 200

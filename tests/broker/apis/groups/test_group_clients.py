@@ -15,6 +15,7 @@ from kmr.broker import Broker, BrokerSettings
 from kmr.broker.coordinators.offset_store import OffsetStore
 from kmr.broker.coordinators.state_log import StateLog
 from kmr.broker.log.log_config import LogConfig
+from kmr.chaos.services import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -82,16 +83,14 @@ async def test_a_group_reads_each_record_once_over_a_restart_of_the_broker(tmp_p
 async def test_members_survive_a_restart_of_the_broker_without_a_rebalance(
     tmp_path: Path,
 ) -> None:
-    first_run = BrokerSettings(data_dir=tmp_path, port=0, group_min_session_timeout=0.1)
-    async with Broker(first_run) as broker:
-        port = int(broker.bootstrap_servers.rpartition(":")[2])
+    settings = BrokerSettings(data_dir=tmp_path, port=free_port(), group_min_session_timeout=0.1)
+    async with Broker(settings) as broker:
         await broker.topics.create("t", 4)
         member = consumer(broker, retry_backoff_ms=20)
         await member.start()
         await assigned(member)
     try:
-        second_run = BrokerSettings(data_dir=tmp_path, port=port, group_min_session_timeout=0.1)
-        async with Broker(second_run) as broker, asyncio.timeout(60):
+        async with Broker(settings) as broker, asyncio.timeout(60):
             offsets = {TopicPartition("t", index): 5 for index in range(4)}
             while True:
                 try:

@@ -14,6 +14,7 @@ from kmr.broker import Broker
 from kmr.broker.authorization.rules import Operation, Rule, write_rules
 from kmr.broker.log.producers import ProducerIdentity
 from kmr.broker.storage.data_directory import ProducerIds
+from kmr.chaos.services import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -302,9 +303,11 @@ async def test_no_id_is_handed_out_when_it_cannot_be_reserved(
 
 
 async def test_an_idempotent_producer_goes_on_after_a_restart_of_the_broker(
-    start: Start, broker: Broker
+    start: Start,
 ) -> None:
-    port = int(broker.bootstrap_servers.rpartition(":")[2])
+    port = free_port()
+    broker = await start(port=port)
+    await broker.topics.create("t")
     producer = AIOKafkaProducer(
         bootstrap_servers=broker.bootstrap_servers, enable_idempotence=True, retry_backoff_ms=10
     )

@@ -13,6 +13,7 @@ import pytest
 from aiokafka import errors
 
 from kmr.broker import Broker, BrokerSettings
+from kmr.chaos.services import free_port
 from kmr.reducers.reducer import Retry
 from kmr.sinks.kafka.row_messages import RowMessages
 from kmr.sinks.kafka.sending import ProducerLost, SendState
@@ -71,15 +72,15 @@ async def test_a_limit_that_is_lowered_later_is_found_by_sending(broker: Broker)
 async def test_while_the_broker_is_down_a_flush_is_retried_and_doubles_nothing(
     tmp_path: Path,
 ) -> None:
-    settings = BrokerSettings(data_dir=tmp_path / "broker", port=0)
+    settings = BrokerSettings(data_dir=tmp_path / "broker", port=free_port())
     async with Broker(settings) as first:
-        port = int(first.bootstrap_servers.rpartition(":")[2])
         await create(first)
-        writer = copy.deepcopy(KafkaWriter(TOPIC, value="v", attempt_timeout=0.3))
+        writer = copy.deepcopy(KafkaWriter(TOPIC, value="v"))
         await writer.open(context(first.bootstrap_servers))
         writer.add(rows_of(v=["before"]))
         await flushed(writer)
         writer.reset()
+        writer.attempt_timeout = 0.3
     try:
         writer.add(rows_of(v=["during", "too"]))
         for _ in range(2):
@@ -87,8 +88,7 @@ async def test_while_the_broker_is_down_a_flush_is_retried_and_doubles_nothing(
             assert isinstance(result, Retry)
             assert not result.may_double, "the messages in flight are awaited, not sent again"
             assert "topic out: no acknowledgement from the brokers in 0.3 s" in result.reason
-        again = BrokerSettings(data_dir=tmp_path / "broker", port=port)
-        async with Broker(again) as second:
+        async with Broker(settings) as second:
             with anyio.fail_after(60):
                 while isinstance(await outcome(writer), Retry):
                     pass

