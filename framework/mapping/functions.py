@@ -67,6 +67,7 @@ class MapSpec:
         calls: how the calls of a per-record function are made; None: one after the other, each once.
         branching: how rows find their branches; None: there are none.
         frame: what a per-batch function is called with (`kmr.frames`).
+        across: a per-batch function may be called with records of several partitions.
     """
 
     per: Literal["record", "batch", "value", "result"]
@@ -77,6 +78,7 @@ class MapSpec:
     calls: CallOptions | None = None
     branching: Branching | None = None
     frame: str = "pyarrow"
+    across: bool = False
 
     def caller(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of one item of each of `Arguments.lists`, or of a batch."""
@@ -84,6 +86,17 @@ class MapSpec:
             make = frame_maker(self.frame)
             return lambda batch: function(make(batch))
         return self.inputs.caller(function)
+
+    def columns(
+        self, records: pa.RecordBatch, numbered: pa.RecordBatch | None = None
+    ) -> tuple[pa.RecordBatch, list[Failure]]:
+        """Return the columns for a per-batch function, as `Inputs.columns` does.
+
+        The column `offset` never names the records of a function that takes those of several partitions.
+        """
+        return self.inputs.columns(
+            records, records if self.across and numbered is None else numbered
+        )
 
     @property
     def row_type(self) -> RowType | None:
@@ -167,11 +180,12 @@ def map_record(
 @overload
 def map_batch(function: F) -> F: ...
 @overload
-def map_batch(*, input: Frame | None = None) -> Callable[[F], F]: ...
+def map_batch(*, input: Frame | None = None, across: bool = False) -> Callable[[F], F]: ...
 def map_batch(
     function: F | None = None,
     *,
     input: Frame | None = None,  # noqa: A002  the word of the users
+    across: bool = False,
 ) -> F | Callable[[F], F]:
     """Mark a function that is called with the columns of many records at a time.
 
@@ -200,6 +214,10 @@ def map_batch(
         input: what it is called with: a `pyarrow` RecordBatch, a `polars` DataFrame, a `pandas` DataFrame
             or a `duckdb` relation. None: as the parameter is annotated, else pyarrow; there `pa.Table` and
             `polars.LazyFrame` are known, too.
+        across: it may be called with records of several partitions of a topic at a time, when they have
+            few each: one call for all costs less than one for each. `kmr_offset` is then the number of the
+            record in the call, so the table has to keep it, or `keep` is returned; `topic`, `partition` and
+            `offset` are those of the record, as always. Partitions wait for a call together.
 
     Raises:
         StrategyError: the input is unknown, or its library is not installed.
@@ -208,7 +226,7 @@ def map_batch(
     def mark(function: F) -> F:
         frame = input or frame_of(function) or "pyarrow"
         check_kind(frame)
-        setattr(function, MARK, MapSpec("batch", _is_async(function), frame=frame))
+        setattr(function, MARK, MapSpec("batch", _is_async(function), frame=frame, across=across))
         return function
 
     return mark if function is None else mark(function)
@@ -250,6 +268,7 @@ def apply(
     records: pa.RecordBatch,
     spec: MapSpec | None = None,
     stop: Stop | None = None,
+    numbered: pa.RecordBatch | None = None,
 ) -> MapResult:
     """Apply a marked plain function to the records of one batch.
 
@@ -258,6 +277,8 @@ def apply(
         spec: how it is called; None: as it is marked.
         stop: ends a per-record map before its next record, a per-batch map before its call. The result says
             what is left (`MapResult.rest`).
+        numbered: the same records with other numbers in the place of their offsets, which the result has
+            then: for records of several partitions. Not for per-record functions.
 
     Raises:
         StrategyError: the function returned a value that cannot become rows.
@@ -265,14 +286,15 @@ def apply(
     if stop is not None and stop.requested:
         return _unmapped(records)
     if function is None:
-        return (spec or VALUES).inputs.rows(records)
+        return (spec or VALUES).inputs.rows(records if numbered is None else numbered)
     spec = spec or spec_of(function)
     if spec.per == "result":
         mapped: MapResult = function(records, stop)
         return mapped
     call = spec.caller(function)
     if spec.per == "batch":
-        return _run(_batch_calls(function, spec, *spec.inputs.columns(records)), call)
+        columns, failures = spec.columns(records, numbered)
+        return _run(_batch_calls(function, spec, columns, failures), call)
     arguments = spec.inputs.arguments(records)
     if spec.calls is not None:
         outcomes = make_calls(_of_items(call), arguments.items, spec.calls, stop)
@@ -343,7 +365,7 @@ async def apply_async(
         if stop is not None:
             stop.ended()
         return _converted(spec, arguments, rows, count)
-    columns, failures = await prepare(partial(spec.inputs.columns, records))
+    columns, failures = await prepare(partial(spec.columns, records))
     calls = _batch_calls(function, spec, columns, failures)
     try:
         argument = next(calls)
@@ -444,7 +466,7 @@ def schema_of_batch_map(function: Callable[..., Any] | None, spec: MapSpec) -> p
     if function is None or spec.is_async:
         return None
     try:
-        batch, _ = spec.inputs.columns(pa.RecordBatch.from_pylist([], schema=SCHEMA))
+        batch, _ = spec.columns(pa.RecordBatch.from_pylist([], schema=SCHEMA))
         columns, _ = columns_of(function, spec.caller(function)(batch))
     except Exception:  # noqa: BLE001  the user's function may raise anything
         return None

@@ -36,10 +36,8 @@ _BESIDE: Final = ("topic", "partition", "offset", "timestamp", "key", "headers")
 """The columns of records that stay beside those of values."""
 
 _OFFSET: Final[pa.Field[Any]] = pa.field(RECORD_OFFSET, pa.int64(), nullable=False)
-_BESIDE_FIELDS: Final = {
-    field.name: field.with_metadata(OFFSET_MARK) if field.name == "offset" else field
-    for field in SCHEMA
-}
+_FIELDS: Final = {field.name: field for field in SCHEMA}
+_BESIDE_FIELDS: Final = _FIELDS | {"offset": SCHEMA.field("offset").with_metadata(OFFSET_MARK)}
 
 _RENAME: Final = (
     'give the field another name (msgspec.field(name="...") keeps that of the encoded value)'
@@ -159,13 +157,22 @@ class Inputs:
             if each is not None:
                 each.warm_up()
 
-    def columns(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Failure]]:
-        """Return the columns for a per-batch function, without the records that cannot be decoded."""
-        decoded, good, failures = self._decode(records)
+    def columns(
+        self, records: pa.RecordBatch, numbered: pa.RecordBatch | None = None
+    ) -> tuple[pa.RecordBatch, list[Failure]]:
+        """Return the columns for a per-batch function, without the records that cannot be decoded.
+
+        Args:
+            numbered: the same records with what `kmr_offset` and the failures have in the place of their
+                offsets, for a function that takes records of several partitions.
+        """
+        decoded, good, failures = self._decode(records if numbered is None else numbered)
         names = self._beside(decoded.schema.names)
-        fields = [*decoded.schema, *(_BESIDE_FIELDS[name] for name in names), _OFFSET]
-        beside = [records.column(name) for name in (*names, "offset")]
-        columns = pa.RecordBatch.from_arrays([*decoded.columns, *beside], schema=pa.schema(fields))
+        fields = _BESIDE_FIELDS if numbered is None else _FIELDS
+        schema = pa.schema([*decoded.schema, *(fields[name] for name in names), _OFFSET])
+        beside = [records.column(name) for name in names]
+        offsets = (records if numbered is None else numbered).column("offset")
+        columns = pa.RecordBatch.from_arrays([*decoded.columns, *beside, offsets], schema=schema)
         return columns if good is None else columns.filter(pa.array(good)), failures
 
     def rows(self, records: pa.RecordBatch) -> MapResult:

@@ -1,9 +1,9 @@
 """One map of the batches of several partitions that have little: one call of a thread, one decoding.
 
 The results are those of one map for each batch. A per-record function is called in one loop over all
-records, and the columns of its rows are made once and sliced. Where that could make a difference (rows that
-have other columns or types than those of another partition, a batch that cannot be decoded) each batch is
-converted by itself.
+records, and the columns of its rows are made once and sliced. A per-batch function is called once if it may
+be (`MapSpec.across`). Where that could make a difference (rows that have other columns or types than those of
+another partition, a batch that cannot be decoded) each batch is converted by itself.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Together:
         """Let `work` end after the batch whose map is under way.
 
         Returns:
-            Its number; -1 if no map has begun, and none will; the number of batches if all have ended.
+            Its number; -1 if no map has begun, and none will; the number of batches if all have ended, or
+            if one call maps them.
         """
         with self._lock:
             self._detached = self._at < len(self.batches)
@@ -128,7 +129,9 @@ class Together:
             if decoded is not None:
                 joined, counts = decoded
                 self._starts = np.concatenate([[0], np.cumsum(counts)])
-                if self._spec.branching is None and self._spec.per in ("record", "value"):
+                if self._spec.branching is None and (
+                    self._spec.per != "batch" or self._spec.across
+                ):
                     self._joined = joined
                     self._map_joined(joined)
                     return
@@ -167,16 +170,8 @@ class Together:
 
     def _map_joined(self, joined: pa.RecordBatch) -> None:
         numbered = _numbered(joined)
-        if self._function is None:
-            if self._stop.requested:
-                self._leave_all()
-                return
-            mapped = self._spec.inputs.rows(numbered)
-            with self._lock:
-                if self._detached:
-                    return
-                self._at = len(self.batches)
-            self._divide(mapped, 0, len(self.batches))
+        if self._function is None or self._spec.per == "batch":
+            self._map_at_once(joined, numbered)
             return
         arguments = self._spec.inputs.arguments(joined, numbered)
         for failure in arguments.failures:
@@ -212,6 +207,24 @@ class Together:
             begun, end = (self._at if self._detached else 0), self._at + 1
             self._at = len(self.batches)
         self._convert(max(begun, 0), end)
+
+    def _map_at_once(self, joined: pa.RecordBatch, numbered: pa.RecordBatch) -> None:
+        if self._stop.requested:
+            self._leave_all()
+            return
+        if self._function is not None and not self._begin_all():
+            return
+        mapped = apply(self._function, joined, self._spec, numbered=numbered)
+        if self._function is None and not self._begin_all():
+            return
+        self._divide(mapped, 0, len(self.batches))
+
+    def _begin_all(self) -> bool:
+        with self._lock:
+            if self._detached:
+                return False
+            self._at = len(self.batches)
+            return True
 
     def _fail(self, failure: Failure) -> None:
         """Note a failure, whose offset is a number among the joined records."""
@@ -262,8 +275,10 @@ class Together:
         offsets = joined.column("offset").to_numpy()[mapped.offsets]
         bounds = np.searchsorted(mapped.offsets, self._starts[begin : end + 1]).tolist()
         size, rows = 0 if table is None else table.nbytes, max(1, len(offsets))
-        inferred = self._spec.schema is None and self._spec.row_class is None
-        nulls = _with_nulls(table) if table is not None and inferred and self._function else []
+        spec = self._spec
+        inferred = spec.per == "record" and spec.schema is None and spec.row_class is None
+        joins = inferred and end - begin > 1
+        nulls = _with_nulls(table) if table is not None and joins else []
         made = 0 if table is None else int(table.get_total_buffer_size()) + offsets.nbytes
         pieces = sum(joined.column(name).nbytes for name in ("key", "value", "headers"))
         records = max(1, len(joined))

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kmr import Json, Strategy
+from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, map_batch, map_record
 from kmr.mapping.stop import Stop
 from kmr.mapping.together import MappedBatch, Together, can_share
@@ -93,16 +94,38 @@ def per_batch(records: pa.RecordBatch) -> pa.RecordBatch:
     return records.select(["partition", "offset", "value", "kmr_offset"])
 
 
+@map_batch(across=True)
+def across(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Some records filtered, some repeated, some failed, and those that are left in another order."""
+    values = records.column("value").to_pylist()
+    if b"fail" in values:
+        raise ValueError("fail")
+    rows = [at for at, value in enumerate(values) if value != b"skip"]
+    rows += [at for at in rows if values[at] == b"b"]
+    return records.select(["partition", "offset", "value", "kmr_offset"]).take(
+        pa.array(rows[::-1], pa.int64())
+    )
+
+
+@map_batch(across=True)
+def across_and_kept(hits: pa.RecordBatch) -> tuple[pa.RecordBatch, list[bool]]:
+    kept = [each != "skip" for each in hits.column("path").to_pylist()]
+    return hits.select(["n", "partition", "offset"]).filter(pa.array(kept)), kept
+
+
 def spec_of(strategy: Strategy) -> Any:
     return strategy.map_spec
 
 
 def strategies() -> dict[str, Strategy]:
     sink = [MemoryWriter(Journal())]
-    functions = {each.__name__: each for each in (plain, mixed, generated, declared, per_batch)}
+    functions = {
+        each.__name__: each for each in (plain, mixed, generated, declared, per_batch, across)
+    }
     found = {name: Strategy(function, sink) for name, function in functions.items()}
     found["typed"] = Strategy(typed, sink, value=Json(Hit))
     found["typed and record"] = Strategy(typed_and_record, sink, value=Json(Hit))
+    found["across and kept"] = Strategy(across_and_kept, sink, value=Json(Hit))
     found["values"] = Strategy(None, sink, value=Json(Hit))
     return found
 
@@ -135,6 +158,7 @@ def batches_of(values: list[list[bytes | None]]) -> list[Batch]:
 
 
 @settings(max_examples=150)
+@example("mixed", [[0], [2, 3]])
 @given(
     name=st.sampled_from(sorted(STRATEGIES)),
     picks=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=5),
@@ -183,6 +207,35 @@ def test_what_a_slow_map_holds_up_is_finished_without_it(name: str) -> None:
     same(together.outcomes[2], apply(strategy.map, batches[2].records, strategy.map_spec))
     assert together.outcomes[3] is None
     assert together.detach() == 4
+
+
+def test_a_map_across_partitions_is_called_once_and_is_not_held_up_by_one_of_them() -> None:
+    calls: list[int] = []
+
+    def called(records: pa.RecordBatch) -> pa.RecordBatch:
+        calls.append(len(records))
+        assert together.detach() == 3
+        return across(records)
+
+    spec = STRATEGIES["across"].map_spec
+    batches = batches_of([[b"a"], [b"skip", b"b"], [b"a", b"a"]])
+    together = Together(called, spec, batches, Stop())
+    together.work()
+    assert calls == [5]
+    for batch, outcome in zip(batches, together.outcomes, strict=True):
+        same(outcome, apply(across, batch.records, spec))
+
+
+def test_rows_of_a_map_across_partitions_that_keep_only_offsets_are_refused() -> None:
+    @map_batch(across=True)
+    def offsets(records: pa.RecordBatch) -> pa.RecordBatch:
+        return records.select(["offset"])
+
+    spec = STRATEGIES["across"].map_spec
+    with pytest.raises(StrategyError, match="without `kmr_offset`"):
+        apply(offsets, batch_of("t", 0, 7, [b"a"]).records, spec)
+    with pytest.raises(StrategyError, match="without `kmr_offset`"):
+        Together(offsets, spec, batches_of([[b"a"], [b"a"]]), Stop()).work()
 
 
 def test_none_is_mapped_after_it_was_detached_while_it_decodes() -> None:
