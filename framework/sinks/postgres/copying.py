@@ -144,11 +144,11 @@ class Copying:
             part = table.slice(start, stop - start)
             if not many and await self._copied(part):
                 continue
-            rows = stop - start
-            if rows == 1 or (rows <= (_LARGE if many else _SMALL) and part.nbytes <= _MOST_BYTES):
+            count = stop - start
+            if count == 1 or (count <= (_LARGE if many else _SMALL) and part.nbytes <= _MOST_BYTES):
                 found = await self._one_by_one(part)
                 refused.update((start + row, answer) for row, answer in found.items())
-                many = self._is_secured or len(found) * _MANY >= rows
+                many = self._is_secured or len(found) * _MANY >= count
             else:
                 middle = (start + stop) // 2
                 todo += [(middle, stop), (start, middle)]
