@@ -14,6 +14,20 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
 
+class _Missing(type):
+    """Metaclass of the stand-in for a name whose extra is not installed: its use raises MissingExtra."""
+
+    missing: str
+
+    def __call__(cls, *_args: Any, **_options: Any) -> Any:
+        raise MissingExtra(cls.missing)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise MissingExtra(cls.missing)
+
+
 def lazy_exports(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` (PEP 562) of a module, made from its `TYPE_CHECKING` block.
 
@@ -42,7 +56,9 @@ def lazy_exports(module: str) -> tuple[Callable[[str], Any], Callable[[], list[s
 
     def get(name: str) -> Any:
         if name == "__all__":  # `from kmr import *`
-            return [each for each in sorted(exports()) if is_installed(each)]
+            for each in exports():
+                bind(each)
+            return sorted(exports())
         if name.startswith("__") or name not in exports():
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         source, attribute = exports()[name]
@@ -50,12 +66,11 @@ def lazy_exports(module: str) -> tuple[Callable[[str], Any], Callable[[], list[s
         setattr(sys.modules[module], name, value)
         return value
 
-    def is_installed(name: str) -> bool:
+    def bind(name: str) -> None:
         try:
             get(name)
-        except MissingExtra:
-            return False
-        return True
+        except MissingExtra as error:
+            setattr(sys.modules[module], name, _Missing(name, (), {"missing": str(error)}))
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[module]), *exports()})

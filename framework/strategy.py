@@ -12,6 +12,7 @@ from .arguments import Checked
 from .branches.branches import Branches, PerName, as_chain, with_distinct
 from .branches.declared import declared, with_chains
 from .columns.tagged_rows import is_tagged, schemas
+from .config.schema import parse_duration
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError, reason_of
 from .lookups.given import GivenRows, empty_tables
@@ -60,7 +61,7 @@ class ErrorLimit(metaclass=Checked):
 
     Attributes:
         records: the most failed records within `per` seconds; None: any number.
-        per: the length of the window, in seconds.
+        per: the length of the window, in seconds; text has a unit: `"5m"`.
         on_limit: `stop` the worker; `pause` until the window has room again; or `drop` the records above
             the limit: they count as settled and are lost, which is logged and counted.
         share: the most failed records within `per` seconds as a part of those that were mapped and not
@@ -70,16 +71,15 @@ class ErrorLimit(metaclass=Checked):
     """
 
     records: int | None = None
-    per: float = 60.0
+    per: float | str = 60.0
     on_limit: OnLimit = "stop"
     share: float | None = None
     at_least: int = 10_000
 
     def __post_init__(self) -> None:
-        if (self.records is not None and self.records < 0) or self.per <= 0:
-            raise StrategyError(
-                f"err_limit: records must be at least 0 and per above 0, not {self.records} and {self.per}"
-            )
+        object.__setattr__(self, "per", parse_duration(self.per, "err_limit: per"))
+        if self.records is not None and self.records < 0:
+            raise StrategyError(f"err_limit: records must be at least 0, not {self.records}")
         if self.records is None and self.share is None:
             raise StrategyError("err_limit: set records, share or both; err_limit=None is no limit")
         if (self.share is not None and not 0 < self.share < 1) or self.at_least < 1:
@@ -110,7 +110,7 @@ class ErrorLimit(metaclass=Checked):
         parts = [] if self.records is None else [f"{self.records:,} records"]
         if self.share is not None:
             parts.append(f"{self.share:.0%} of the records, and {self.at_least:,} of them")
-        return f"{' or '.join(parts)} in {self.per:g} s"
+        return f"{' or '.join(parts)} in {float(self.per):g} s"
 
 
 MOSTLY_FAILED: Final = ErrorLimit(share=0.95)

@@ -465,14 +465,43 @@ def python_values(array: Array) -> list[Any]:
     Bytes that are no UTF-8, in a column of text, have U+FFFD. Maps are lists of pairs.
     """
     try:
-        return array.to_pylist()  # type: ignore[no-any-return]
+        return _exactly(array).to_pylist()  # type: ignore[no-any-return]
     except (OverflowError, ValueError):  # UnicodeDecodeError is a ValueError
         return [_python_value(array, row) for row in range(len(array))]
 
 
+def _exactly(array: Array) -> Array:
+    """Return times and spans in microseconds, which Python has. Raises ValueError if they have more digits.
+
+    Of nanoseconds Arrow makes objects of pandas, or cuts them.
+    """
+    kind = _in_microseconds(array.type)
+    if kind == array.type:
+        return array
+    return pa.concat_arrays([array]).cast(kind)
+
+
+def _in_microseconds(kind: Any) -> Any:
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([each.with_type(_in_microseconds(each.type)) for each in kind])
+    if types.is_map(kind):
+        items = kind.item_field.with_type(_in_microseconds(kind.item_type))
+        make_map: Any = pa.map_
+        return make_map(_in_microseconds(kind.key_type), items)
+    if types.is_list(kind) or types.is_large_list(kind):
+        item = kind.value_field.with_type(_in_microseconds(kind.value_type))
+        return pa.list_(item) if types.is_list(kind) else pa.large_list(item)
+    if getattr(kind, "unit", None) != "ns":
+        return kind
+    if types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return pa.time64("us") if types.is_time(kind) else pa.duration("us")
+
+
 def _python_value(array: Array, row: int) -> Any:
     try:
-        return array[row].as_py()
+        return _exactly(array.slice(row, 1)).to_pylist()[0]
     except (OverflowError, ValueError):
         one = array.slice(row, 1)
         if is_text(plain(one).type):

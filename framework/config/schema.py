@@ -310,11 +310,14 @@ def parse_quantity(text: str, unit: str) -> float:
     return int(amount)
 
 
-def parse_duration(given: Any, subject: str) -> float:
+def parse_duration(given: Any, subject: str, *, zero: bool = False) -> float:
     """Return an argument in seconds; text may have a unit: `"5m"`.
 
+    Args:
+        zero: whether 0 is allowed, too.
+
     Raises:
-        StrategyError: it is no duration; the message begins with `subject`.
+        StrategyError: it is no duration, or not above 0; the message begins with `subject`.
     """
     try:
         seconds = parse_quantity(given, SECONDS) if isinstance(given, str) else float(given)
@@ -322,6 +325,8 @@ def parse_duration(given: Any, subject: str) -> float:
         raise StrategyError(f"{subject}: {error}") from error
     if not isfinite(seconds):
         raise StrategyError(f"{subject}: {given!r} is no duration")
+    if seconds < 0 or not (seconds or zero):
+        raise StrategyError(f"{subject} must be above 0, not {given!r}")
     return seconds
 
 

@@ -176,7 +176,7 @@ class LimitWindow:
 
     def __init__(self, limit: ErrorLimit | None) -> None:
         self.limit = limit
-        per = 0.0 if limit is None else limit.per
+        per = 0.0 if limit is None else float(limit.per)
         self._failed, self._mapped = _Recent(per), _Recent(per)
 
     def room(self) -> int:

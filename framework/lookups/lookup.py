@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import pyarrow as pa
 
@@ -100,7 +100,7 @@ class Lookup(TableSource):
             raise StrategyError(f"Lookup: value={value!r} is not a format: pass Json(...)")
         self.topic = topic
         self.value = value
-        self.wait = 0.0 if wait is None else seconds_of("wait", wait)
+        self.wait = 0.0 if wait is None else parse_duration(wait, "Lookup: wait")
         if as_of is not None and as_of not in get_args(AsOf):
             raise StrategyError(
                 f"Lookup: as_of must be 'record' or None, not {as_of!r}; for another time than the record's "
@@ -111,7 +111,7 @@ class Lookup(TableSource):
                 'Lookup: as_of="record" and keep= belong together: keep="1d" says how long versions are kept'
             )
         self.as_of = as_of
-        self.keep = 0.0 if keep is None else seconds_of("keep", keep)
+        self.keep = 0.0 if keep is None else parse_duration(keep, "Lookup: keep")
         self.check_keys(value)
 
     @staticmethod
@@ -188,11 +188,3 @@ class Lookup(TableSource):
 
     def __str__(self) -> str:
         return f"topic {self.topic}, by {' and '.join(self.keys)}"
-
-
-def seconds_of(name: str, given: Any) -> float:
-    """Return a time in seconds; text has a unit: `"5m"`. Raises StrategyError."""
-    seconds = parse_duration(given, f"Lookup: {name}={given!r}")
-    if seconds <= 0:
-        raise StrategyError(f"Lookup: {name}={given!r} must be above 0")
-    return seconds

@@ -10,12 +10,12 @@ import msgspec
 import pyarrow as pa
 
 from ..columns.texts import python_values
+from ..config.schema import parse_duration
 from ..config.secrets import read_secret
 from ..errors import StrategyError
 from ..values.schemas import row_type
 from .columns_table import ColumnsTable, keys_of
 from .databases import CLICKHOUSE_URL, POSTGRES_URL, database_of
-from .lookup import seconds_of
 from .objects_table import ObjectsTable, key_of
 from .source import TableSource
 
@@ -46,7 +46,7 @@ class QueryLookup(TableSource):
     ) -> None:
         super().__init__(key, missing=missing, max_bytes=max_bytes)
         self.sql = sql.strip().rstrip(";")
-        self.every = seconds_of("every", every)
+        self.every = parse_duration(every, "Lookup: every")
         self.url = url
         self.row = row
         self._type = None if row is None else row_type(row)

@@ -355,8 +355,8 @@ def _longest(
 
 def _micros(name: str, given: str | float, *, zero: bool = False) -> int:
     """Return a duration in microseconds. Raises StrategyError."""
-    micros = round(parse_duration(given, f"Window: {name}") * MICROS)
-    if micros < 0 or (micros == 0 and not zero):
+    micros = round(parse_duration(given, f"Window: {name}", zero=zero) * MICROS)
+    if micros == 0 and not zero:
         raise StrategyError(f"Window: {name} must be above 0, not {given!r}")
     if micros > _LONGEST:
         raise StrategyError(f"Window: {name} must be less than ten years, not {given!r}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from ..arguments import Checked
+from ..config.schema import parse_duration
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class SizeLimits(Policies, total=False):
 class Limits(SizeLimits, total=False):
     """The limits and policies of `Reducer`: `**limits: Unpack[Limits]`. Type checkers find a misspelt one."""
 
-    max_age: float | None
+    max_age: float | str | None
 
 
 def _unknown(_stage: str) -> None:
@@ -155,7 +156,8 @@ class Reducer(metaclass=Checked):
         max_rows: flush when this many rows are collected; a flush never has more, except that the rows
             of one record stay together.
         max_bytes: flush when the collected columns have this size.
-        max_age: flush when the oldest collected row has waited this long, in seconds.
+        max_age: flush when the oldest collected row has waited this long, in seconds, or as text with a unit:
+            `"5m"`.
         when_full: at a limit of rows or bytes, `flush`, or hold back input until `max_age` is reached
             (`backpressure`), or until a rebalance, the drain or another stage waits for the rows.
         on_shutdown: `flush` the collected rows, or `drop` them unsettled: they are delivered again later.
@@ -178,14 +180,15 @@ class Reducer(metaclass=Checked):
         *,
         max_rows: int | None = DEFAULT_MAX_ROWS,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
-        max_age: float | None = DEFAULT_MAX_AGE,
+        max_age: float | str | None = DEFAULT_MAX_AGE,
         when_full: WhenFull = "flush",
         on_shutdown: OnShutdown = "flush",
         on_error: OnError = "retry",
     ) -> None:
         self.max_rows = max_rows
         self.max_bytes = max_bytes
-        self.max_age = max_age
+        name = type(self).__name__
+        self.max_age = None if max_age is None else parse_duration(max_age, f"{name}: max_age")
         self.when_full = when_full
         self.on_shutdown = on_shutdown
         self.on_error = on_error

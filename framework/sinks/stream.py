@@ -59,7 +59,7 @@ class StreamWriter(Collecting, Sink):
         stream: TextIO | str | os.PathLike[str],
         *,
         format: StreamFormat = "json",  # noqa: A002  the user's word
-        max_age: float | None = 1.0,
+        max_age: float | str | None = 1.0,
         **limits: Unpack[SizeLimits],
     ) -> None:
         super().__init__(max_age=max_age, **limits)

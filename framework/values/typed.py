@@ -11,9 +11,10 @@ import pyarrow as pa
 from msgspec import inspect
 
 from ..columns.kinds import whole
-from ..columns.texts import python_values
+from ..columns.texts import excerpt, python_values
 from ..errors import StrategyError, as_exception
-from .encoding import dict_of, encode_each, fit_rows, refuse
+from .encoding import DoesNotFit, dict_of, encode_each, fit_rows, refuse
+from .fine_times import has_times, rounded, rows_in_question
 from .schemas import item_of, nested_columns, row_type
 from .value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value
 
@@ -70,9 +71,22 @@ class TypedFormat(ValueFormat):
         fitted = fit_rows(rows, self.schema, str(self))
         make = encoded_fields(self.rows.columns, fitted)
         values = [python_values(whole(column)) for column in fitted.columns]
-        encoded = encode_each(zip(*values, strict=True), lambda row: self.encode_one(make(row)))
+        encoded = encode_each(zip(*values, strict=True), lambda row: self._encode(make(row)))
         refuse(self.decode(encoded).failures)
         return encoded
+
+    def _encode(self, row: dict[str, Any]) -> bytes:
+        try:
+            return self.encode_one(row)
+        except (TypeError, ValueError, OverflowError) as error:
+            for name, value in row.items():
+                try:
+                    self.encode_one({name: value})
+                except (TypeError, ValueError, OverflowError):
+                    raise DoesNotFit(
+                        f"field {name} cannot hold {excerpt(value)}: {error}"
+                    ) from error
+            raise
 
     def encode_one(self, value: Any) -> bytes:
         """Encode one value. Raises StrategyError, which is the default: the format cannot be written."""
@@ -127,6 +141,14 @@ class TypedFormat(ValueFormat):
                 if text is not None:
                     failures[len(objects)] = self.reason(text, failure)
                 objects.append(None)
+        if _has_times(self.type):
+            for row in rows_in_question(values):
+                text = texts[row]
+                if text is None or objects[row] is None:
+                    continue
+                plain = self.decode_as(Any, text)
+                if (reason := rounded(self.rows.columns, plain)) is not None:
+                    objects[row], failures[row] = None, reason
         return DecodedObjects(objects, failures)
 
 
@@ -179,6 +201,11 @@ def _with_keys(kind: inspect.Type, type_: Any, path: str) -> Convert | None:
             }
         case _:
             return None
+
+
+@lru_cache(maxsize=256)
+def _has_times(source: Source) -> bool:
+    return any(has_times(column.type) for column in row_type(source).columns)
 
 
 @lru_cache(maxsize=256)

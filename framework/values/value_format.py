@@ -68,6 +68,10 @@ class ValueFormat(metaclass=Checked):
     use in each process, not in `__init__`. Several threads call `decode` at a time.
     """
 
+    def __repr__(self) -> str:
+        """Name it in messages as it was written, as far as it says so."""
+        return super().__repr__() if type(self).__str__ is object.__str__ else str(self)
+
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:

@@ -128,17 +128,35 @@ from kmr.broker import Broker
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["kmr", "kmr.sinks", "kmr.types"])
-def test_all_names_are_imported_but_those_that_need_an_extra(module: str, tmp_path: Path) -> None:
-    done = run_without_extras(f"from {module} import *; print(*dir())", tmp_path)
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [
+        ("kmr", {"Avro": "fastavro", "Protobuf": "google.protobuf"}),
+        ("kmr.sinks", {"ClickHouseSource": "pyspark", "PostgresWriter": "psycopg"}),
+        ("kmr.types", {}),
+    ],
+)
+def test_a_star_import_has_all_names_and_the_use_of_one_names_the_extra_that_it_needs(
+    module: str, missing: dict[str, str], tmp_path: Path
+) -> None:
+    program = f"""
+from {module} import *
+from kmr.errors import MissingExtra
+print(*dir())
+for each in {list(missing)}:
+    try:
+        globals()[each]("hits")
+    except MissingExtra as error:
+        print(error)
+"""
+    done = run_without_extras(program, tmp_path)
     assert done.returncode == 0, done.stderr
-    missing = {
-        "kmr": {"Avro", "Protobuf"},
-        "kmr.sinks": {"ClickHouseSource", "PostgresWriter"},
-        "kmr.types": set(),
-    }
-    exported = set(importlib.import_module(module).__all__)
-    assert exported - set(done.stdout.split()) == missing[module]
+    names, *messages = done.stdout.splitlines()
+    assert set(importlib.import_module(module).__all__) <= set(names.split())
+    assert len(messages) == len(missing)
+    for message, library in zip(messages, missing.values(), strict=True):
+        assert library in message
+        assert "pip install" in message
 
 
 def test_tools_for_tests_need_no_pytest(tmp_path: Path) -> None:

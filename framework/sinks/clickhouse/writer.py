@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import pyarrow as pa
 import structlog
 
+from ...config.schema import parse_duration
 from ...errors import KmrError, SinkError, StrategyError
 from ...record import COORDINATES
 from ...reducers.sink import declared_columns
@@ -147,8 +148,8 @@ class ClickHouseWriter(RangeWriter):
         concurrency: int = 4,
         inserts_per_second: float | None = 4.0,
         compression: Compression | Literal["auto"] = "auto",
-        connect_timeout: float = 10.0,
-        timeout: float = 60.0,
+        connect_timeout: float | str = 10.0,
+        timeout: float | str = 60.0,
         client: Mapping[str, Any] | None = None,
         create: bool | pa.Schema = False,
         evolve: Literal["add"] | None = None,
@@ -182,8 +183,6 @@ class ClickHouseWriter(RangeWriter):
             )
         if url is not None:
             ClickHouseAddress.of(url)
-        if timeout <= 0 or connect_timeout <= 0:
-            raise StrategyError("ClickHouseWriter: timeouts must be above 0 seconds")
         if evolve not in (None, "add"):
             raise StrategyError(f"ClickHouseWriter: evolve must be 'add' or None, not {evolve!r}")
         if evolve is not None and extra_columns == "ignore":
@@ -211,8 +210,8 @@ class ClickHouseWriter(RangeWriter):
         self.extra_columns = extra_columns
         self.settings = dict(settings or {})
         self.compression = compression
-        self.connect_timeout = connect_timeout
-        self.timeout = timeout
+        self.connect_timeout = parse_duration(connect_timeout, "ClickHouseWriter: connect_timeout")
+        self.timeout = parse_duration(timeout, "ClickHouseWriter: timeout")
         self.client = dict(client or {})
         self.create = create
         self.evolve = evolve

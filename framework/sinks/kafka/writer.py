@@ -14,7 +14,7 @@ import pyarrow as pa
 from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
 
-from ...config.schema import ADDRESSES
+from ...config.schema import ADDRESSES, parse_duration
 from ...dead_letters.letters import letter_headers
 from ...errors import BrokerUnavailable, StrategyError
 from ...kafka.admin import connect_admin
@@ -121,12 +121,12 @@ class KafkaWriter(Collecting, Sink):
         idempotence: bool | None = None,
         compression: Compression | None = None,
         max_message_bytes: int = 1024 * 1024,
-        attempt_timeout: float = 15.0,
-        open_timeout: float = 15.0,
+        attempt_timeout: float | str = 15.0,
+        open_timeout: float | str = 15.0,
         bootstrap_servers: str | None = None,
         changes: bool = False,
         delivery: Literal["at-least-once", "exactly-once"] = "at-least-once",
-        transaction_timeout: float = 15.0,
+        transaction_timeout: float | str = 15.0,
         **limits: Unpack[Limits],
     ) -> None:
         super().__init__(**limits)
@@ -148,8 +148,6 @@ class KafkaWriter(Collecting, Sink):
             )
         if max_message_bytes <= 0:
             raise StrategyError(f"{name}: max_message_bytes must be above 0")
-        if attempt_timeout <= 0 or open_timeout <= 0:
-            raise StrategyError(f"{name}: attempt_timeout and open_timeout must be above 0")
         if bootstrap_servers is not None and not re.match(ADDRESSES, bootstrap_servers):
             raise StrategyError(
                 f"{name}: bootstrap_servers must be host:port, or several separated by commas, not "
@@ -174,13 +172,15 @@ class KafkaWriter(Collecting, Sink):
         self.idempotence = acks == "all" if idempotence is None else idempotence
         self.compression = compression
         self.max_message_bytes = max_message_bytes
-        self.attempt_timeout = attempt_timeout
-        self.open_timeout = open_timeout
+        self.attempt_timeout = parse_duration(attempt_timeout, f"{name}: attempt_timeout")
+        self.open_timeout = parse_duration(open_timeout, f"{name}: open_timeout")
         self.bootstrap_servers = bootstrap_servers
         self.capabilities = Capabilities(
             delivery=delivery, commits_offsets=delivery == "exactly-once", in_order=changes
         )
-        self.transaction_timeout = transaction_timeout
+        self.transaction_timeout = parse_duration(
+            transaction_timeout, f"{name}: transaction_timeout"
+        )
         self._client: dict[str, Any] = {}
         self._producer: AIOKafkaProducer | None = None
         self._state: SendState | None = None
@@ -198,8 +198,6 @@ class KafkaWriter(Collecting, Sink):
             raise StrategyError(
                 f"{name}: delivery must be 'at-least-once' or 'exactly-once', not {delivery!r}"
             )
-        if self.transaction_timeout <= 0:
-            raise StrategyError(f"{name}: transaction_timeout must be above 0")
         if not self.capabilities.commits_offsets:
             return
         if not self.idempotence:
@@ -504,7 +502,7 @@ class DeadLetterWriter(KafkaWriter):
     """
 
     def __init__(
-        self, topic: str, *, max_age: float | None = 1.0, **options: Unpack[_LetterOptions]
+        self, topic: str, *, max_age: float | str | None = 1.0, **options: Unpack[_LetterOptions]
     ) -> None:
         self._context: Context | None = None
         for name in ("key", "value", "headers", "timestamp"):

@@ -91,7 +91,7 @@ class ParquetWriter(RangeWriter):
         concurrency: int = 4,
         max_rows: int | None = DEFAULT_MAX_ROWS,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
-        max_age: float | None = DEFAULT_MAX_AGE,
+        max_age: float | str | None = DEFAULT_MAX_AGE,
         **policies: Unpack[Policies],
     ) -> None:
         super().__init__(

@@ -13,6 +13,7 @@ import psycopg
 import pyarrow as pa
 import structlog
 
+from ...config.schema import parse_duration
 from ...errors import KmrError, SinkError, StrategyError
 from ...record import filled
 from ...reducers.finding import Finding, compare_clocks
@@ -127,8 +128,8 @@ class PostgresWriter(RangeWriter):
         delivery: RangeDelivery = "exactly-once",
         concurrency: int = 4,
         inserts_per_second: float | None = 4.0,
-        connect_timeout: float = 10.0,
-        timeout: float = 60.0,
+        connect_timeout: float | str = 10.0,
+        timeout: float | str = 60.0,
         **limits: Unpack[Limits],
     ) -> None:
         super().__init__(
@@ -139,8 +140,6 @@ class PostgresWriter(RangeWriter):
         )
         if not table:
             raise StrategyError("PostgresWriter needs the name of a table")
-        if timeout <= 0 or connect_timeout <= 0:
-            raise StrategyError("PostgresWriter: timeouts must be above 0 seconds")
         if extra_columns not in ("error", "ignore"):
             raise StrategyError(
                 f"PostgresWriter: extra_columns must be 'error' or 'ignore', not {extra_columns!r}"
@@ -157,8 +156,8 @@ class PostgresWriter(RangeWriter):
         self.columns = None if columns is None else tuple(columns)
         self.extra_columns = extra_columns
         self.create = create
-        self.connect_timeout = connect_timeout
-        self.timeout = timeout
+        self.connect_timeout = parse_duration(connect_timeout, "PostgresWriter: connect_timeout")
+        self.timeout = parse_duration(timeout, "PostgresWriter: timeout")
         self._pool: Pool | None = None
         self._shares = False
         self._found: PostgresTable | None = None

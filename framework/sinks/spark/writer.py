@@ -140,7 +140,7 @@ class SparkWriter(Collecting, Sink):
         create: bool | pa.Schema = False,
         max_rows: int | None = DEFAULT_MAX_ROWS,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
-        max_age: float | None = DEFAULT_MAX_AGE,
+        max_age: float | str | None = DEFAULT_MAX_AGE,
         **policies: Unpack[Policies],
     ) -> None:
         super().__init__(max_rows=max_rows, max_bytes=max_bytes, max_age=max_age, **policies)

@@ -387,17 +387,21 @@ def _checker(fits: Callable[[Any], object], what: str) -> Convert:
     return check
 
 
+def _branch_name(branch: Schema, name: str) -> str:
+    """Return fastavro's name of a branch: that of a named type, else `name`."""
+    return str(branch.get("name", name)) if isinstance(branch, dict) else name
+
+
 def _union_converter(rest: Schema, named: NamedTypes, path: str) -> Convert | None:
     if not isinstance(rest, list):
         convert = _converter(rest, named, path)
-        return convert and (lambda value: None if value is None else convert(value))
+        # named, because fastavro would look for the branch, and does not find all in the unions inside
+        name = _branch_name(resolve(rest, named), type_of(resolve(rest, named)))
+        return convert and (lambda value: None if value is None else (name, convert(value)))
     branches = [resolve(each, named) for each in rest]
     names = branch_names(branches)
     by_name = {
-        name: (
-            each.get("name", name) if isinstance(each, dict) else name,
-            _converter(each, named, path),
-        )
+        name: (_branch_name(each, name), _converter(each, named, path))
         for name, each in zip(names, branches, strict=True)
     }
 

@@ -25,6 +25,7 @@ from msgspec import inspect
 from ...errors import as_exception
 from ..decoding.slot_decoding import CompiledDecoder, batch_of, run
 from ..decoding.slots import SlotColumn, SlotLayout, Slots, valid_texts
+from ..fine_times import FINE, has_times
 from ..python_columns import to_column
 from ..registry.framing import NULL, raw_values
 from ..schemas import item_of, nested_columns, row_type
@@ -76,6 +77,7 @@ class _Value:
         self, hint: Any, type_: pa.DataType, *, nullable: bool, convert: Convert | None
     ) -> None:
         self.type = type_
+        self.has_times = has_times(type_)
         self.nullable = nullable
         self.convert = convert
         self._hint = hint
@@ -455,6 +457,10 @@ class _Cells(Slots):
         starts = pieces >> 32
         ends = starts + (pieces & 0xFFFFFFFF)
         for at, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            if value.has_times and FINE.search(data[start:end]):
+                objects.append(None)
+                wrong.append(at)
+                continue
             try:
                 each = decode(data[start:end])
                 objects.append(each if convert is None or each is None else convert(each))

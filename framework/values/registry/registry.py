@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
 
+from ...config.schema import parse_duration
 from ...errors import RegistryError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Registry:
             the system.
         certificate_file: PEM file with our certificate, for mutual TLS.
         key_file: PEM file of its key, if it is not in the same.
-        timeout: seconds for a connection, and for an answer.
+        timeout: seconds for a connection, and for an answer; text has a unit: `"5s"`.
         retries: how often a request is repeated.
     """
 
@@ -96,7 +97,7 @@ class Registry:
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
-    timeout: float = 10.0
+    timeout: float | str = 10.0
     retries: int = 7
     _local: _Local = field(init=False, repr=False, compare=False, hash=False)
 
@@ -109,6 +110,7 @@ class Registry:
             name, _, password = user.partition(":")
             object.__setattr__(self, "username", unquote(name))
             object.__setattr__(self, "password", unquote(password))
+        object.__setattr__(self, "timeout", parse_duration(self.timeout, "registry: timeout"))
         object.__setattr__(self, "url", urlunsplit((*parts[:1], host, *parts[2:])).rstrip("/"))
         object.__setattr__(self, "_local", _Local())
 
@@ -299,7 +301,7 @@ class _Local:
                     raise RegistryError(
                         f"registry {registry.url}: TLS files cannot be read ({error})"
                     ) from error
-                self._pool = urllib3.PoolManager(timeout=registry.timeout, ssl_context=tls)
+                self._pool = urllib3.PoolManager(timeout=float(registry.timeout), ssl_context=tls)
             return self._pool
 
     def __reduce__(self) -> tuple[type[_Local], tuple[()]]:

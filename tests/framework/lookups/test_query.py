@@ -216,7 +216,7 @@ async def test_a_database_that_refuses_is_named_without_its_password(postgres_ur
     ("options", "reason"),
     [
         ({"every": "5 parsecs"}, "'5 parsecs' is not a number with one of the units"),
-        ({"every": 0}, "every=0 must be above 0"),
+        ({"every": 0}, "every must be above 0, not 0"),
         ({"url": "mysql://localhost"}, "not one of the scheme 'mysql'"),
         (
             {"key": "ID", "row": Product},

@@ -220,7 +220,7 @@ async def test_a_dead_letter_is_the_unchanged_record_with_the_reason(broker: Bro
         ({"acks": 1, "idempotence": True}, "idempotence=True needs acks='all'"),
         ({"compression": "zip"}, "compression must be one of"),
         ({"max_message_bytes": 0}, "max_message_bytes must be above 0"),
-        ({"attempt_timeout": 0}, "attempt_timeout and open_timeout must be above 0"),
+        ({"attempt_timeout": 0}, "attempt_timeout must be above 0, not 0"),
         ({"topic": ""}, "'' cannot be the name of a topic"),
         ({"topic": "dead letters"}, "'dead letters' cannot be the name of a topic: 1 to 249"),
         ({"delivery": "sometimes"}, "delivery must be 'at-least-once' or 'exactly-once'"),

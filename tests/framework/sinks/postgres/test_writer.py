@@ -325,7 +325,7 @@ async def test_an_address_is_needed(context: Context, monkeypatch: pytest.Monkey
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(StrategyError, match="set url= or KMR_POSTGRES_URL"):
         await PostgresWriter("hits").open(context)
-    with pytest.raises(StrategyError, match="timeouts must be above 0"):
+    with pytest.raises(StrategyError, match="timeout must be above 0"):
         PostgresWriter("hits", timeout=0)
     writer = pickle.loads(pickle.dumps(PostgresWriter("hits")))
     assert writer.capabilities.on_spark == (

@@ -227,12 +227,24 @@ def test_a_union_of_several_types_is_a_struct_of_its_branches_and_back() -> None
     assert Avro(schema).decode(again).columns.equals(table)
 
 
+UUID_TEXT = {"type": "string", "logicalType": "uuid"}
+
+
 def record(name: str, kind: str, *fields: str) -> Any:
     return {
         "type": "record",
         "name": name,
         "fields": [{"name": field, "type": kind} for field in fields],
     }
+
+
+def test_a_union_inside_of_an_optional_record_is_written_whatever_its_branches_are() -> None:
+    inner = {**record("Inner", "int"), "fields": [{"name": "id", "type": [UUID_TEXT, "int"]}]}
+    schema = {**record("Outer", "int"), "fields": [{"name": "of", "type": ["null", inner]}]}
+    id_ = "e3e70682-c209-4cac-629f-6fbed82c07cd"
+    expected = [{"of": {"id": {"string": id_, "int": None}}}, {"of": None}]
+    rows = pa.Table.from_pylist(expected, Avro(schema).schema)
+    assert rows_of(Avro(schema), *Avro(schema).encode(rows, "t").to_pylist()) == (expected, {})
 
 
 @pytest.mark.parametrize("second", [record("b.Order", "int", "x"), record("b.Order", "int", "y")])

@@ -1,0 +1,89 @@
+"""A time with more digits of a second than Python has is no `datetime`: its record fails, alone."""
+
+from __future__ import annotations
+
+import datetime as dt  # noqa: TC003  msgspec reads the annotations
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from kmr import Json, MessagePack
+from kmr.values.value_format import RowsDoNotFit
+
+FINE = "2026-01-02T03:04:05.9999999Z"  # of .NET
+SIX = "2026-01-02T03:04:05.1234560Z"
+
+
+class Inner(msgspec.Struct):
+    at: dt.datetime
+
+
+class Row(msgspec.Struct):
+    at: dt.datetime | None = None
+    clock: dt.time | None = None
+    span: dt.timedelta | None = None
+    text: str | None = None
+    number: float = 0
+    inner: Inner | None = None
+    items: list[Inner] = []
+    times: dict[str, dt.datetime] = {}
+    renamed: dt.datetime | None = msgspec.field(name="@at", default=None)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"at": FINE}, "at"),
+    ({"clock": "03:04:05.1234567"}, "clock"),
+    ({"span": "PT1.1234567S"}, "span"),
+    ({"inner": {"at": FINE}}, "inner.at"),
+    ({"items": [{"at": SIX}, {"at": FINE}]}, "items[].at"),
+    ({"times": {"a": FINE}}, "times[]"),
+    ({"@at": FINE, "text": FINE}, "@at"),
+]
+KEPT: list[dict[str, Any]] = [
+    {"at": SIX},
+    {"text": FINE, "at": SIX},
+    {"number": 1.123456789, "clock": "03:04:05"},
+]
+
+
+@pytest.mark.parametrize("make", [Json, MessagePack])
+def test_digits_that_would_be_rounded_refuse_the_record_and_name_field_and_value(make: Any) -> None:
+    encode = msgspec.json.encode if make is Json else msgspec.msgpack.encode
+    raw = [encode(value) for value in (*(value for value, _ in REFUSED), *KEPT)]
+    values = pa.array([b"", *raw, None], pa.binary()).slice(1)
+    columns, failures = make(Row).decode(values)
+    assert sorted(failures) == list(range(len(REFUSED)))
+    for row, (_, field) in enumerate(REFUSED):
+        assert failures[row].startswith(f"field {field}: '")
+        assert "more than 6 digits of a second" in failures[row]
+    kept = columns.to_pylist()[len(REFUSED) : -1]
+    assert kept[0]["at"].microsecond == 123_456
+    assert kept[1]["text"] == FINE
+    assert kept[2]["number"] == 1.123456789
+    assert make(Row).decode_objects(values).failures == failures
+
+
+@pytest.mark.parametrize("make", [Json, MessagePack])
+@pytest.mark.parametrize("kind", [pa.timestamp("ns", "UTC"), pa.time64("ns"), pa.duration("ns")])
+def test_nanoseconds_are_written_as_they_are_or_refused(make: Any, kind: Any) -> None:
+    rows = pa.table({"x": pa.array([0, 1_000, None], kind), "of": pa.array([[5_000], [], None])})
+    rows = rows.set_column(1, "of", rows.column("of").cast(pa.list_(kind)))
+    again = make(rows.schema).decode(make(rows.schema).encode(rows, "t"))
+    assert pa.Table.from_batches([again.columns]) == rows
+    fine = pa.table({"x": pa.array([0, 1], kind)})
+    with pytest.raises(RowsDoNotFit, match=r"field x: '.*1Z?S?' has more than 6 digits") as error:
+        make(fine.schema).encode(fine, "t")
+    assert list(error.value.failures) == [1]
+
+
+@pytest.mark.parametrize("make", [Json, MessagePack])
+def test_a_value_that_has_no_text_in_the_encoding_refuses_its_row_by_name(make: Any) -> None:
+    rows = pa.table({"of": pa.array([[[(True, 1)]]], pa.list_(pa.map_(pa.bool_(), pa.int8())))})
+    if make is Json:
+        with pytest.raises(RowsDoNotFit, match="of"):
+            make(rows.schema).encode(rows, "t")
+    else:
+        made = make(rows.schema).encode(rows, "t")
+        assert make(rows.schema).decode(made).columns.to_pylist() == rows.to_pylist()
