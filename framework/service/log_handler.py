@@ -7,6 +7,7 @@ import os
 import select
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -22,21 +23,31 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
     A full pipe, or a stopped terminal, would hold up the event loop, and with it heartbeats and shutdown. It
     waits a second for the reader; then it drops lines until there is room, and says how many.
+
+    It writes to a descriptor of its own: user code may close `sys.stderr`, and number 2 may then be a socket.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__(stream or sys.stderr)
         self._left_out = 0
+        self._number: int | None = None
+        with suppress(OSError, ValueError):  # not a file
+            self._number = os.dup(self.stream.fileno())
+
+    def close(self) -> None:
+        """Close the descriptor; the stream stays open."""
+        number, self._number = self._number, None
+        if number is not None:
+            os.close(number)
+        super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line if somebody reads."""
-        try:
-            number = self.stream.fileno()
-        except (OSError, ValueError):  # not a file
+        if self._number is None:
             super().emit(record)
             return
         try:
-            self._write(number, record)
+            self._write(self._number, record)
         except OSError:
             pass  # the reader has closed the pipe
         except Exception:  # noqa: BLE001  as `StreamHandler`

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from . import watchdog
+from .forks import release_forks
 from .hangups import take_hangup
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class ProcessEnd:
             signal.signal(number, lambda number, _: self._events.put(signal.Signals(number)))
         if signal.SIGHUP in numbers and take_hangup():
             self._events.put(signal.SIGHUP)
+        release_forks([*numbers, *watchdog.SIGNALS], watchdog.leave)
         threading.Thread(target=self._watch, name="process end", daemon=True).start()
 
     def _begun(self) -> None:

@@ -17,6 +17,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from ..errors import Escaped, no_escape
 from .deadline import shield
+from .forks import end_fork_of
 
 try:  # where it is installed, anyio reads which event loop runs: none does in a new thread
     from sniffio import current_async_library_cvar as _library
@@ -124,10 +125,12 @@ class _Thread(threading.Thread):
     ) -> None:
         result: Any = None
         error: BaseException | None = None
+        process = os.getpid()
         try:
             result = function()
         except BaseException as raised:  # noqa: BLE001  the caller raises it
             error = raised
+        end_fork_of(process)
         _idle.append(self)
         with suppress(RuntimeError):  # the event loop is closed: the call was abandoned
             loop.call_soon_threadsafe(_report, future, (result, error))

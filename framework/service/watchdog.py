@@ -37,6 +37,9 @@ _STACKS: Final = signal.SIGUSR2
 _EXIT: Final = signal.SIGQUIT
 """Its number is the exit code: the handler is `_exit` of the C library, which gets the number."""
 
+SIGNALS: Final = (ABANDON, _STACKS, _EXIT)
+"""What the watchdog and a supervisor send to this process."""
+
 _CODE: Final = """
 import os, select, signal, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -117,6 +120,15 @@ def note(call: str) -> None:
     """Note a call of the user's that begins, for the message; it costs a system call."""
     if _note is not None:
         os.pwrite(_note, f"{call:<200.200}".encode()[:1000], 0)
+
+
+def leave() -> None:
+    """Leave the watchdog to the process that was forked: a signal of the fork says nothing of it."""
+    global _note, _signals  # noqa: PLW0603  one for the process, as signals are
+    for descriptor in (_note, _signals):
+        if descriptor is not None:
+            os.close(descriptor)
+    _note = _signals = None
 
 
 def begin() -> None:

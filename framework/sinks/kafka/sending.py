@@ -238,6 +238,8 @@ class SendState:
         hint = ""
         if isinstance(error, errors.TopicAuthorizationFailedError):
             hint = "; allow our user to write to it"
+        elif isinstance(error, errors.TransactionalIdAuthorizationFailed):
+            hint = "; allow our user Write on the transactional id"
         elif isinstance(error, errors.InvalidTopicError):
             hint = "; choose another name"
         raise SinkError(

@@ -51,6 +51,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     monkeypatch.setattr(log_handler, "_PATIENCE", 0.1)
     made = Reader()
     yield made
+    made.handler.close()
     made.stream.close()
     with suppress(OSError):
         os.close(made.read)
@@ -88,3 +89,9 @@ def test_a_reader_that_has_gone_is_no_error(reader: Reader) -> None:
 def test_a_stream_that_is_no_file_gets_every_line(capsys: pytest.CaptureFixture[str]) -> None:
     LogHandler().handle(logging.makeLogRecord({"msg": "a line"}))
     assert capsys.readouterr().err == "a line\n"
+
+
+def test_lines_are_written_after_the_strategy_has_closed_the_stream(reader: Reader) -> None:
+    reader.stream.close()
+    reader.log("a line")
+    assert reader.lines() == ["a line"]
