@@ -7,7 +7,6 @@ Both engines use `apply` and `apply_async`.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from ..errors import StrategyError, as_exception
 from ..frames import check_kind, frame_maker
 from ..lookups.table import NoRow
 from ..record import RECORD_OFFSET, SCHEMA
-from ..service.forks import end_fork_of
+from ..service.forks import ends_forks
 from ..service.threads import run_in_thread
 from ..values.schemas import row_type
 from .annotations import frame_of, row_class_of
@@ -265,6 +264,7 @@ def spec_of(function: object) -> MapSpec:
     return _per_record(function)
 
 
+@ends_forks
 def apply(
     function: Callable[..., Any] | None,
     records: pa.RecordBatch,
@@ -285,19 +285,6 @@ def apply(
     Raises:
         StrategyError: the function returned a value that cannot become rows.
     """
-    process = os.getpid()
-    try:
-        return _apply(function, records, spec, stop)
-    finally:
-        end_fork_of(process)
-
-
-def _apply(
-    function: Callable[..., Any] | None,
-    records: pa.RecordBatch,
-    spec: MapSpec | None,
-    stop: Stop | None,
-) -> MapResult:
     if stop is not None and stop.requested:
         return _unmapped(records)
     if function is None:

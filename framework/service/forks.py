@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _RETURNED: Final = (
     b"kmr: a function of the strategy called os.fork, and its child returned: the child ends\n"
@@ -36,9 +39,18 @@ def _begin(numbers: Collection[int], closed: Callable[[], None]) -> None:
     closed()
 
 
-def end_fork_of(process: int) -> None:
-    """End this process if it is another one than before a call of user code, which has forked it."""
-    if os.getpid() != process:
-        with suppress(OSError):
-            os.write(2, _RETURNED)
-        os._exit(1)
+def ends_forks(call: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that calls user code: a fork that the user code returns in ends there."""
+
+    @wraps(call)
+    def calls(*arguments: P.args, **named: P.kwargs) -> T:
+        process = os.getpid()
+        try:
+            return call(*arguments, **named)
+        finally:
+            if os.getpid() != process:
+                with suppress(OSError):
+                    os.write(2, _RETURNED)
+                os._exit(1)
+
+    return calls

@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from ..errors import Escaped, no_escape
 from .deadline import shield
-from .forks import end_fork_of
+from .forks import ends_forks
 
 try:  # where it is installed, anyio reads which event loop runs: none does in a new thread
     from sniffio import current_async_library_cvar as _library
@@ -125,12 +125,10 @@ class _Thread(threading.Thread):
     ) -> None:
         result: Any = None
         error: BaseException | None = None
-        process = os.getpid()
         try:
-            result = function()
+            result = ends_forks(function)()
         except BaseException as raised:  # noqa: BLE001  the caller raises it
             error = raised
-        end_fork_of(process)
         _idle.append(self)
         with suppress(RuntimeError):  # the event loop is closed: the call was abandoned
             loop.call_soon_threadsafe(_report, future, (result, error))
