@@ -436,6 +436,24 @@ LONG: Final = (
         patience=300,
     ),
     Scenario(
+        "windows-storm-spark",
+        "100,000 windows and more by the Spark engine, which is killed alone, with ClickHouse, and with all",
+        Shape(
+            [_group("exactly-once", 1, dead="table", engine="spark", window=1.0)],
+            partitions=4,
+            links=True,
+            repeat_every=50,
+            topic_configs={"message.timestamp.type": "LogAppendTime"},
+        ),
+        (
+            *("kill-worker", "kill-clickhouse-and-workers", "kill-clickhouse-writing"),
+            *("drop-answer-and-kill", "kill-everything"),
+        ),
+        rounds=3,
+        between=10_000,
+        patience=300,
+    ),
+    Scenario(
         "topic-to-topic-storm",
         "rows go to a topic in transactions: crashes, suspended and parted workers, a full disk, three times",
         Shape([_group("exactly-once", 4, results="chaos-results")], partitions=16, links=True),

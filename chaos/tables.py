@@ -77,11 +77,9 @@ async def create(places: Places, workload: Workload) -> None:
         own = "" if workload.evolve else "`id` UInt64, "
         if workload.table_engine == "SummingMergeTree":
             own += "`n` UInt64 DEFAULT 1, "
-        if workload.window:
-            await client.command(_WINDOWS_DDL.format(name=workload.table))
-            return
         engine, ttl = _ENGINES.get(workload.table_engine, (workload.table_engine, ""))
-        await client.command(_DDL.format(name=workload.table, id=own, engine=engine, ttl=ttl))
+        ddl = _WINDOWS_DDL if workload.window else _DDL
+        await client.command(ddl.format(name=workload.table, id=own, engine=engine, ttl=ttl))
         if workload.dead_table:
             plain = {"id": "", "engine": "MergeTree", "ttl": ""}
             await client.command(_DDL.format(name=workload.dead_table, **plain))

@@ -309,6 +309,8 @@ class Strategy(metaclass=Checked):
             if any(each.on_duplicate == "dead-letter" for each in self.distincts.values()):
                 raise StrategyError("Distinct: on_duplicate='dead-letter' needs reduce_err=")
             return
+        if isinstance(errors, list | tuple):
+            raise StrategyError("reduce_err= is one reducer, not a list of them")
         as_chain(errors, "reduce_err")
         if errors.on_error == "divert":
             raise StrategyError(

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from ..columns.tagged_rows import schemas
 from ..config.schema import BYTES, show_quantity
 from ..loading import load_strategy
+from ..memory.window import Window
 from ..reducers.reducer import ERROR_STAGE
 from ..reducers.sink import Sink, capabilities_of
 from ..strategy import ERROR_DELIVERY
@@ -243,7 +244,7 @@ class ReducerOutline(msgspec.Struct, frozen=True):
             limits.append(show_quantity(self.max_bytes, BYTES))
         if self.max_age is not None:
             limits.append(f"{self.max_age:g} s")
-        return " or ".join(limits)
+        return " or ".join(limits) or "the end of a window"
 
 
 class BranchOutline(msgspec.Struct, frozen=True):
@@ -370,7 +371,7 @@ def _reducer(stage: str, reducer: Reducer) -> ReducerOutline:
         reducer=type(reducer).__name__,
         max_rows=reducer.max_rows,
         max_bytes=reducer.max_bytes,
-        max_age=reducer.max_age,
+        max_age=None if isinstance(reducer, Window) else reducer.max_age,
         when_full=reducer.when_full,
         on_shutdown=reducer.on_shutdown,
         on_error=reducer.on_error,

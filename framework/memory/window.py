@@ -11,12 +11,12 @@ from ..config.schema import parse_duration
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
 from ..record import COORDINATES, Rows
-from ..reducers.aggregate import ALL, AggregateFunction, sources_and_functions
+from ..reducers.aggregate import ALL, AggregateFunction, has_function, sources_and_functions
 from ..reducers.collect import Collecting
 from ..reducers.sink import Refusal, RowsRefused
 from .session_state import SessionState
 from .window_aggregates import LAST_OFFSET, Aggregates
-from .window_functions import WindowFunction, quantile_of
+from .window_functions import WindowFunction, has_quantiles, quantile_of
 from .window_letters import split_late
 from .window_state import WindowState
 
@@ -226,7 +226,11 @@ class Window(Collecting):
                 f"; rows of {', '.join(self.sources)} are kept until their session is over, and records held "
                 f"for up to {3 * self.length / MICROS:g}s"
             )
-        return f"{self.definition}, late rows: {self.late}; rows are {rows}{kept}"
+        idle = "" if self.idle is None else f", idle after {self.idle / MICROS:g}s"
+        return (
+            f"{self.definition}, lateness {self.lateness / MICROS:g}s{idle}, late rows: {self.late}; "
+            f"rows are {rows}{kept}"
+        )
 
     @property
     def sources(self) -> list[str]:
@@ -238,6 +242,23 @@ class Window(Collecting):
         """Raise StrategyError unless all columns that are needed are there."""
         if missing := [name for name in self.sources if name not in columns]:
             raise StrategyError(f"Window: the rows have no column {missing[0]!r}, only {columns}")
+
+    def require_types(self, schema: pa.Schema) -> None:
+        """Raise StrategyError unless columns of these types can be grouped and aggregated."""
+        for name in self.by:
+            if pa.types.is_nested(kind := schema.field(name).type):
+                raise StrategyError(
+                    f"Window: by={name!r} is {kind}, which makes no groups; make it text or a number "
+                    "in the map"
+                )
+        for name, (source, function) in self.columns.items():
+            if source == ALL or isinstance(function, WindowFunction):
+                continue
+            kind, is_quantile = schema.field(source).type, quantile_of(function) is not None
+            if not (has_quantiles(kind) if is_quantile else has_function(kind, function)):
+                raise StrategyError(
+                    f"Window: {name}: there is no {function} of {source!r}, which is {kind}"
+                )
 
     def aggregates(self) -> Aggregates:
         """Return new, empty aggregates."""

@@ -97,7 +97,7 @@ class Aggregates:
         parts = dict(keys)
         sketched = {s for s, f in self._columns.values() if quantile_of(f) is not None}
         for source in sketched:
-            buckets = buckets_of(rows.column(source), source)
+            buckets = buckets_of(rows.column(source))
             ones = buckets.is_valid().cast(pa.int64())
             self._tall[_quantiles(source)].add(pa.table({**keys, _BUCKET: buckets, _COUNT: ones}))
         for name, (source, function) in self._columns.items():

@@ -151,20 +151,17 @@ def quantile_of(function: object) -> float | None:
     return None if found is None else float(found[1]) / 100
 
 
-def buckets_of(values: pa.ChunkedArray[Any], source: str) -> pa.Array[Any]:
-    """Return the bucket of each value: larger for larger values, null for nulls and NaN.
+def has_quantiles(kind: pa.DataType) -> bool:
+    """Return whether values of a type are numbers; null is the type of a column without values."""
+    types: Any = pa.types
+    return any(
+        getattr(types, f"is_{each}")(kind) for each in ("integer", "floating", "decimal", "null")
+    )
 
-    Raises:
-        StrategyError: the values are no numbers.
-    """
-    try:
-        numbers: Any = values.cast(pa.float64(), safe=False)
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-        raise StrategyError(
-            f"Window: column {source!r} is {values.type}, which has no quantiles: {error}"
-        ) from error
-    if pa.types.is_temporal(values.type) or pa.types.is_boolean(values.type):
-        raise StrategyError(f"Window: column {source!r} is {values.type}, which has no quantiles")
+
+def buckets_of(values: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+    """Return the bucket of each number: larger for larger ones, null for nulls and NaN."""
+    numbers: Any = values.cast(pa.float64(), safe=False)
     given = numbers.fill_null(math.nan).to_numpy()
     size = np.abs(given)
     is_number = ~np.isnan(given)

@@ -109,7 +109,9 @@ class WindowsOfLog:
         if (ahead := self.window.ahead) is None:
             return times
         stamps = batch.records.column("timestamp").cast(pa.int64()).to_pylist()
-        of_record: dict[int, Any] = dict(zip(batch.offsets().tolist(), stamps, strict=True))
+        kinds: list[Any] = batch.records.column("timestampType").to_pylist()
+        known = [s if kind >= 0 else 0 for s, kind in zip(stamps, kinds, strict=True)]
+        of_record: dict[int, Any] = dict(zip(batch.offsets().tolist(), known, strict=True))
         pairs = zip(times, offsets, strict=True)
         return [None if t and 0 < of_record[o] < t - ahead else t for t, o in pairs]
 

@@ -79,6 +79,7 @@ class WindowState:
         self._read_to = closed.read_to
         self.closed_to = self.level = closed.closed_to
         self._type: pa.DataType | None = None
+        self._schema: pa.Schema | None = None  # of the columns that are used, as checked
         self._emitted_to = closed.read_to if closed.emitted_to is None else closed.emitted_to
         self._begin()
 
@@ -157,6 +158,9 @@ class WindowState:
         late = ~invalid & self._is_late(times, reached)
         found = np.flatnonzero(~late & ~invalid)
         used = table.select(window.sources)
+        if used.schema != self._schema:
+            window.require_types(used.schema)
+            self._schema = used.schema
         if window.correct:
             used = used.append_column(LAST_OFFSET, pa.array(offsets))
         self._add(used, found, times, offsets, reached)

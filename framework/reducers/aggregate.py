@@ -121,6 +121,19 @@ def sources_and_functions(what: str, columns: Any) -> dict[str, tuple[str, Any]]
     return {name: (source, function) for name, (source, function) in columns.items()}
 
 
+def has_function(kind: pa.DataType, function: str) -> bool:
+    """Return whether values of a type can be aggregated by a function."""
+    try:
+        group(
+            pa.table({"key": pa.nulls(1), "value": pa.nulls(1, kind)}),
+            ["key"],
+            [("value", function)],
+        )
+    except StrategyError:
+        return False
+    return True
+
+
 _ROW: Final = "kmr row"
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .run import SimulationOutcome
 
 _TIMESTAMP_US: Final = 1_767_225_600_000_000  # 2026-01-01
+_NO_CLOCK: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +328,7 @@ def _log_of(
                 value = msgspec.json.encode(value)
             at = TopicPartition(topic, number % partitions)
             offset = len(found[at]) + len(found[at]) // 10  # every tenth offset has no record
-            record = Record(*at, offset, None, value, _TIMESTAMP_US, 0)
+            record = Record(*at, offset, None, value, _TIMESTAMP_US, _NO_CLOCK)
         found[TopicPartition(record.topic, record.partition)].append(record)
     if not found:
         raise StrategyError("there is no record to simulate with")

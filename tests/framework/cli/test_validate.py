@@ -40,6 +40,25 @@ def test_a_valid_strategy_is_printed_stage_by_stage(kmr: Callable[..., Any], fol
     assert output.out.splitlines()[-1].startswith("Pickled: ")
 
 
+def test_a_window_is_printed_with_when_it_closes(kmr: Callable[..., Any], folder: Path) -> None:
+    (folder / "windowed.py").write_text(
+        """
+from kmr import Strategy, Window, map_batch
+from kmr.sinks import StreamWriter
+each = Window("1m", time="timestamp", late="drop", lateness="10s", idle="30s", columns={"n": ("*", "count")})
+strategy = Strategy(map=map_batch(lambda batch: batch), reduce=[each, StreamWriter("stdout")])
+"""
+    )
+    lines = kmr("validate", "windowed").out.splitlines()
+    assert (
+        lines[lines.index("reduce-1    Window") + 1] == "            flushes at the end of a window"
+    )
+    (rule,) = (line for line in lines if line.startswith("window "))
+    assert (
+        "60s of timestamp, lateness 10s, idle after 30s, late rows: drop; rows are partial" in rule
+    )
+
+
 def test_without_error_sink_the_first_failure_stops_the_worker(
     kmr: Callable[..., Any], folder: Path
 ) -> None:

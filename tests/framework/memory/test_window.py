@@ -67,6 +67,7 @@ def windows_of(journal: Journal) -> list[tuple[float, list[int]]]:
         ({"lateness": "soon"}, "lateness: 'soon' is not a number"),
         ({"by": "path"}, r"by=\['path'\]"),
         ({"length": 0}, "length must be above 0"),
+        ({"lateness": -1}, "lateness must be at least 0"),
         ({"length": float("nan")}, "length: nan is no duration"),
         ({"idle": "inf"}, "idle"),
         ({"lateness": float("inf")}, "lateness: inf is no duration"),
@@ -88,6 +89,29 @@ def windows_of(journal: Journal) -> list[tuple[float, list[int]]]:
 def test_a_window_refuses_what_it_cannot_do(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(StrategyError, match=message):
         window(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"by": ["place"]}, r"by='place' is struct<.*>, which makes no groups"),
+        ({"by": ["tags"]}, "by='tags' is list<.*>, which makes no groups"),
+        ({"columns": {"n": ("tags", "sum")}}, "n: there is no sum of 'tags', which is list"),
+        ({"columns": {"n": ("place", "last")}}, "n: there is no last of 'place', which is struct"),
+        ({"columns": {"n": ("path", "p95")}}, "n: there is no p95 of 'path', which is string"),
+    ],
+)
+@pytest.mark.parametrize("session", [None, "5s"])
+def test_columns_that_cannot_be_grouped_or_aggregated_are_refused_before_a_window_closes(
+    changes: dict[str, Any], message: str, session: str | None
+) -> None:
+    if session is not None:
+        changes = changes | {"length": None, "session": session, "max": "10s"}
+    columns = {"columns": {"n": ("*", "count")}} | changes
+    hit = {"ts": BEGIN, "path": "/", "place": {"town": "Rome"}, "tags": ["new"]}
+    schema = pa.Table.from_pylist([hit]).schema
+    with pytest.raises(StrategyError, match=message):
+        window(**columns).schema_after(schema)
 
 
 @pytest.mark.parametrize(

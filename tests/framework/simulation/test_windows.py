@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime  # noqa: TC003  msgspec reads it
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from kmr import Record, Strategy, Window, map_record
+from kmr import Json, Record, Strategy, Window, map_record
 from kmr.mapping.functions import apply
 from kmr.memory.window_model import WindowsOfLog, with_offsets
 from kmr.record import TopicPartition
 from kmr.simulation.windows import WindowChecks
-from kmr.sinks import ClickHouseWriter
-from kmr.testing import batch_of
+from kmr.sinks import ClickHouseWriter, StreamWriter
+from kmr.testing import batch_of, simulate
 
 P0 = TopicPartition("t", 0)
 
@@ -39,3 +41,23 @@ def test_a_partition_that_lost_records_is_done_when_the_wall_clock_has_closed_it
     assert checks.rests(P0, 2, 1) == rests
     assert checks.rests(P0, 2, 2)
     assert checks.waits(P0, 2).all() == rests
+
+
+class Hit(msgspec.Struct):
+    ts: datetime | None
+
+
+def simulated(times: list[str | None], reduce_err: StreamWriter | None = None) -> None:
+    """Simulate hits of these times; raises if the worker or the rules find a fault."""
+    minutes = Window("1m", time="ts", late="drop", columns={"n": ("*", "count")})
+    reduce = [minutes, ClickHouseWriter("t")]
+    strategy = Strategy(value=Json(Hit), reduce=reduce, reduce_err=reduce_err)
+    simulate(strategy, [{"ts": time} for time in times], schedules=5)
+
+
+def test_a_time_of_any_day_is_not_too_far_ahead_of_the_date_of_simulated_records() -> None:
+    simulated([f"2031-05-01T12:0{minute}:00Z" for minute in range(8)])
+
+
+def test_letters_that_are_cut_for_the_error_sink_count_as_many_bytes_as_before() -> None:
+    simulated([None] * 20, StreamWriter("stdout"))
