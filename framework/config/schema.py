@@ -326,7 +326,8 @@ def parse_duration(given: Any, subject: str, *, zero: bool = False) -> float:
     if not isfinite(seconds):
         raise StrategyError(f"{subject}: {given!r} is no duration")
     if seconds < 0 or not (seconds or zero):
-        raise StrategyError(f"{subject} must be above 0, not {given!r}")
+        least = "at least" if zero else "above"
+        raise StrategyError(f"{subject} must be {least} 0, not {given!r}")
     return seconds
 
 
