@@ -52,6 +52,7 @@ console.log(JSON.stringify({
   cells: all("rect", "cell").map(place),
   width: Number(flow.attributes.viewBox.split(" ")[2]),
   workers: elements.workers.children.map(tr => tr.children.map(td => td.textContent)),
+  axes: [0, 1, 3, 5, 41, 999, 1001].map(most => [0, 0.5, 1].map(share => share * ceiling(most))),
   rows: elements.stages.children.map(tr => tr.children.map(td => td.textContent)),
 }));
 """
@@ -208,3 +209,16 @@ def test_several_workers_have_a_row_each() -> None:
         ["1", "starting", "0\u202fms", "0", "5", "0\u202fB", "3", "killed"],
     ]
     assert drawn(status(1))["workers"] == []
+
+
+def test_the_axis_of_a_chart_has_three_whole_numbers_and_ends_above_the_highest_value() -> None:
+    axes = drawn(status(1))["axes"]
+    assert axes == [
+        [0, 1, 2],
+        [0, 1, 2],
+        [0, 2, 4],
+        [0, 3, 6],
+        [0, 30, 60],
+        [0, 500, 1000],
+        [0, 1000, 2000],
+    ]
