@@ -210,6 +210,14 @@ def _modules_as_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 
 @pytest.fixture(autouse=True)
+def _garbage_as_before() -> Iterator[None]:
+    """Collections look at no module, also after a simulation, which ends with `gc.unfreeze`."""
+    yield
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
+@pytest.fixture(autouse=True)
 def _logs_as_before() -> Iterator[None]:
     """Undo the logging set-up of a command that ran in this process: other tests read the output."""
     root = logging.getLogger()
