@@ -372,7 +372,7 @@ async def test_no_record_is_missing_after_sigkill_again_and_again(
         await out.start()
 
         async def read(until: int) -> None:
-            with anyio.fail_after(60):
+            with anyio.fail_after(180):
                 await read_on(until)
 
         async def read_on(until: int) -> None:

@@ -93,7 +93,7 @@ async def test_a_backfill_that_is_interrupted_several_times_goes_on_where_it_was
     cuts, positions = set(), []
     for _ in range(2):
         async with past.running("backfill", "--rate", "400") as process:
-            with anyio.fail_after(60):
+            with anyio.fail_after(180):
                 while not (await past.committed(past.history)):  # noqa: ASYNC110  polls the broker
                     await anyio.sleep(0.1)
                 before = sum(e.offset for e in (await past.committed(past.history)).values())

@@ -103,7 +103,7 @@ class Site:
                 stderr=log,
             ) as process:
                 try:
-                    with anyio.fail_after(90):
+                    with anyio.fail_after(180):
                         while path.read_text().count("assigned") == begun:  # noqa: ASYNC110  a file
                             await anyio.sleep(0.2)
                     yield process
@@ -116,7 +116,7 @@ class Site:
 
     async def run(self, *words: str) -> tuple[int, str]:
         """Run a command to its end; return its exit code, and what it printed."""
-        with anyio.fail_after(120):
+        with anyio.fail_after(300):
             done = await anyio.run_process(
                 self.command(*words), cwd=self.folder, env=self.environment, check=False
             )
@@ -152,12 +152,12 @@ class Site:
         """Return when each table has more rows than now."""
         for table in tables:
             before = self.count(table)
-            with anyio.fail_after(60):
+            with anyio.fail_after(180):
                 while self.count(table) <= before:  # noqa: ASYNC110  polls the table
                     await anyio.sleep(0.2)
 
     async def until_there(self, version: int, table: str) -> None:
-        with anyio.fail_after(60):
+        with anyio.fail_after(180):
             while self.count(table) < sum(self.sent.values()):  # noqa: ASYNC110  polls the table
                 await anyio.sleep(0.2)
         assert self.found(table) == self.everything(version)

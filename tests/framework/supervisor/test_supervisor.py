@@ -43,7 +43,7 @@ async def running(planned: Planned) -> AsyncIterator[Run]:
     async def supervise() -> None:
         run.code, run.message = await planned.supervisor.run()
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(180):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervise)
             yield run
@@ -52,7 +52,7 @@ async def running(planned: Planned) -> AsyncIterator[Run]:
 
 async def outcome_of(planned: Planned) -> tuple[int, str]:
     """Run a supervisor until it ends without a shutdown."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(180):
         return await planned.supervisor.run()
 
 

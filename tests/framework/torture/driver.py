@@ -59,7 +59,7 @@ class Watched(MemoryConsumer):
 
 
 async def drive(
-    sink: Reducer, table: pa.Table, *, seconds: float = 10.0, errors: Reducer | None = None
+    sink: Reducer, table: pa.Table, *, seconds: float = 60.0, errors: Reducer | None = None
 ) -> Outcome:
     """Run a worker whose map makes row n of `table` of record n; wait until all are settled, and end it."""
     return await run_worker(_rows_of(table), sink, table.num_rows, seconds=seconds, errors=errors)
@@ -81,7 +81,7 @@ async def run_worker(
     count: int,
     *,
     values: list[bytes | None] | None = None,
-    seconds: float = 10.0,
+    seconds: float = 60.0,
     errors: Reducer | None = None,
     **options: Any,
 ) -> Outcome:
