@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from ..columns.fitting import fit
+from ..columns.kinds import either
 from ..columns.texts import excerpt
 from ..errors import reason_of
 
@@ -29,10 +31,17 @@ def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> 
         if kind == _MOMENT:  # twice as fast
             spans = [None if each is None else each - _EPOCH for each in values]
             return pa.array(spans, pa.duration("us")).view(kind)
-    wide = _wide(kind)
-    if wide != kind:  # Arrow makes infinity of what a narrow float cannot hold
+    wide, fine = _wide(kind, times=False), _wide(kind, times=True)
+    if fine != wide and not any(map(_has_number, values)):  # a number of a time is in its unit
+        wide = fine
+    if pa.types.is_date(kind):  # Arrow keeps the day of a datetime
+        for row, each in enumerate(values):
+            if isinstance(each, datetime) and each.time() != time():
+                refused.setdefault(row, f"{kind} cannot hold {excerpt(each)}")
+    if wide != kind:  # Arrow makes infinity of what a narrow float cannot hold, and cuts times
         cast = fit(to_column(values, wide, refused), kind)
-        for row in () if cast.bad is None else np.flatnonzero(cast.bad).tolist():
+        wrong = either(cast.bad, cast.cut)
+        for row in () if wrong is None else np.flatnonzero(wrong).tolist():
             refused.setdefault(row, f"{kind} cannot hold {excerpt(values[row])}")
         found: pa.Array[Any] = cast.array
         return found
@@ -41,17 +50,30 @@ def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> 
     return what_fits(values, kind, refused)
 
 
-def _wide(kind: Any) -> Any:
-    """Return a type with the widest floats."""
+def _has_number(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_number, value.values()))
+    return isinstance(value, int) or (
+        isinstance(value, list | tuple) and any(map(_has_number, value))
+    )
+
+
+def _wide(kind: Any, *, times: bool) -> Any:
+    """Return a type with the widest floats, and with times of microseconds, as Python has them."""
+    inside = partial(_wide, times=times)
     if pa.types.is_floating(kind):
         return pa.float64()
+    if times and getattr(kind, "unit", None) in ("s", "ms"):
+        if pa.types.is_timestamp(kind):
+            return pa.timestamp("us", kind.tz)
+        return pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")
     if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(_wide(each.type)) for each in kind])
+        return pa.struct([each.with_type(inside(each.type)) for each in kind])
     if pa.types.is_map(kind):
-        return pa.map_(_wide(kind.key_type), kind.item_field.with_type(_wide(kind.item_type)))
+        return pa.map_(inside(kind.key_type), kind.item_field.with_type(inside(kind.item_type)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         make: Any = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return make(kind.value_field.with_type(_wide(kind.value_type)))
+        return make(kind.value_field.with_type(inside(kind.value_type)))
     return kind
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
+from ...columns.fitting import fit
 from ...errors import as_exception
 from ..decoding.slot_decoding import CompiledDecoder, batch_of, run
 from ..decoding.slots import SlotColumn, SlotLayout, Slots, valid_texts
@@ -442,11 +443,12 @@ class _Cells(Slots):
         self.leave(column, refused if rows is None else rows[refused])
 
     def _cast(self, column: SlotColumn, value: _Value, array: Any) -> Any:
-        made = array.cast(value.type)
-        if value.code == kernel.FLOAT:  # JSON has no infinity
-            infinite = _pc.is_inf(made).fill_null(False)  # noqa: FBT003
-            self.leave(column, np.flatnonzero(infinite.to_numpy(zero_copy_only=False)))
-        return made
+        if value.code != kernel.FLOAT:
+            return array.cast(value.type)
+        made = fit(array, value.type)
+        if made.bad is not None:
+            self.leave(column, np.flatnonzero(made.bad))
+        return made.array
 
     def _decoded(self, column: SlotColumn, value: _Value, rows: NDArray[np.int64]) -> Any:
         """Decode the values of some rows one by one."""
