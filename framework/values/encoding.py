@@ -107,8 +107,10 @@ def _without_times(kind: Any) -> Any:
     return kind
 
 
-def dict_of(pairs: Iterable[tuple[Any, Any]], path: str) -> dict[Any, Any]:
+def dict_of(pairs: Iterable[tuple[Any, Any]] | dict[Any, Any], path: str) -> dict[Any, Any]:
     """Return the pairs of a map as a dict. Raises DoesNotFit: a key is there twice."""
+    if isinstance(pairs, dict):  # with times that Python does not have, which are text here
+        return pairs
     found: dict[Any, Any] = {}
     for key, value in pairs:
         if key in found:

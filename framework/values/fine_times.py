@@ -15,7 +15,7 @@ from ..columns.texts import excerpt
 from .schemas import item_of, nested_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from .schemas import SchemaField
 
@@ -23,6 +23,9 @@ _FINE: Final = r"[0-9][.,][0-9]{6}0*[1-9]"
 FINE: Final = re.compile(_FINE.encode())
 """What bytes of a value have that hold such a text; other texts and numbers may have it too."""
 _IN_VALUES: Final = rf":[0-9]{_FINE}|{_FINE}[0-9]*S"
+
+# The extension type -1: 30 bits of nanoseconds and 34 of seconds, or 32 and 64.
+_TIMESTAMP: Final = re.compile(rb"\xd7\xff(.{8})|\xc7\x0c\xff(.{12})", re.DOTALL)
 
 
 def has_times(kind: Any) -> bool:
@@ -48,27 +51,62 @@ def rows_in_question(values: pa.BinaryArray) -> list[int]:
     return [] if found is None else np.flatnonzero(found).tolist()
 
 
-def rounded(columns: Sequence[SchemaField], value: Any) -> str | None:
-    """Return the reason why a decoded value of plain objects cannot be a row; None if it can."""
+def rounded(
+    columns: Sequence[SchemaField], value: Any, known: Mapping[str, str] = {}
+) -> str | None:
+    """Return the reason why a decoded value of plain objects cannot be a row; None if it can.
+
+    Args:
+        known: the times for which texts in the value stand.
+    """
     if not isinstance(value, dict):
         return None
-    found = _in_fields(columns, value, "")
-    return next(found, None)
+    for field, text in _texts_of_times(columns, value, ""):
+        shown = known.get(text, text)
+        if FINE.search(shown.encode(errors="replace")):
+            return (
+                f"field {field}: {excerpt(shown)} has more than 6 digits of a second; make the field "
+                "text, or send fewer"
+            )
+    return None
 
 
-def _in_fields(columns: Sequence[SchemaField], value: dict[Any, Any], path: str) -> Iterator[str]:
+def timestamps_as_text(raw: bytes) -> tuple[bytes, dict[str, str]]:
+    """Put texts for the timestamps of a MessagePack value that have nanoseconds; return them with the times.
+
+    Bytes that only look like a timestamp may be replaced, too.
+    """
+    known: dict[str, str] = {}
+
+    def text(found: re.Match[bytes]) -> bytes:
+        short, long = found.groups()
+        if short is not None:
+            bits = int.from_bytes(short)
+            seconds, nanoseconds = bits & (2**34 - 1), bits >> 34
+        else:
+            nanoseconds = int.from_bytes(long[:4])
+            seconds = int.from_bytes(long[4:], signed=True)
+        if nanoseconds % 1000 == 0 or nanoseconds >= 10**9 or abs(seconds) >= 2**53:
+            return found[0]
+        stands = f"{len(known):0{len(found[0]) - 1}d}"
+        known[stands] = f"{np.datetime64(seconds, 's')}.{nanoseconds:09d}Z"
+        return bytes([0xA0 + len(stands)]) + stands.encode()
+
+    return _TIMESTAMP.sub(text, raw), known
+
+
+def _texts_of_times(
+    columns: Sequence[SchemaField], value: dict[Any, Any], path: str
+) -> Iterator[tuple[str, str]]:
     for column in columns:
         inner = f"{path}.{column.key}" if path else column.key
         yield from _in(column.kind, column.type, value.get(column.key), inner)
 
 
-def _in(kind: Any, type_: Any, value: Any, path: str) -> Iterator[str]:
+def _in(kind: Any, type_: Any, value: Any, path: str) -> Iterator[tuple[str, str]]:
     match value:
-        case str() if has_times(type_) and FINE.search(value.encode(errors="replace")):
-            yield (
-                f"field {path}: {excerpt(value)} has more than 6 digits of a second; make the field text, "
-                "or send fewer"
-            )
+        case str() if has_times(type_):
+            yield path, value
         case list() if hasattr(kind, "item_type"):
             item, _, _ = item_of(kind.item_type)
             for each in value:
@@ -78,4 +116,4 @@ def _in(kind: Any, type_: Any, value: Any, path: str) -> Iterator[str]:
             for each in value.values():
                 yield from _in(item, type_.item_type, each, f"{path}[]")
         case dict() if pa.types.is_struct(type_):
-            yield from _in_fields(nested_columns(kind, type_), value, path)
+            yield from _texts_of_times(nested_columns(kind, type_), value, path)

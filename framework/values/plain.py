@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
+from .fine_times import rounded, timestamps_as_text
 from .schemas import row_type
 from .typed import TypedFormat
 from .value_format import MALFORMED, Decoded, DecodedObjects, ValueFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 
 class _OneColumn(ValueFormat):
@@ -76,6 +78,19 @@ class MessagePack(TypedFormat):
 
     def encode_one(self, value: Any) -> bytes:
         return msgspec.msgpack.encode(value)
+
+    def rounded(
+        self, values: pa.BinaryArray, decoded: Sequence[bytes | None]
+    ) -> Iterator[tuple[int, str]]:
+        """As `TypedFormat.rounded`, with the timestamps of MessagePack, which have nanoseconds."""
+        yield from super().rounded(values, decoded)
+        for row, raw in enumerate(decoded):
+            replaced, known = timestamps_as_text(raw) if raw is not None else (b"", {})
+            if known:
+                with suppress(msgspec.MsgspecError):  # bytes that only looked like a timestamp
+                    plain = msgspec.msgpack.decode(replaced)
+                    if (reason := rounded(self.rows.columns, plain, known)) is not None:
+                        yield row, reason
 
     @property
     def decoder(self) -> Callable[[Any], Any]:

@@ -20,7 +20,7 @@ from .value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .schemas import Convert, RowType, SchemaField
 
@@ -142,14 +142,26 @@ class TypedFormat(ValueFormat):
                     failures[len(objects)] = self.reason(text, failure)
                 objects.append(None)
         if _has_times(self.type):
-            for row in rows_in_question(values):
-                text = texts[row]
-                if text is None or objects[row] is None:
-                    continue
-                plain = self.decode_as(Any, text)
-                if (reason := rounded(self.rows.columns, plain)) is not None:
-                    objects[row], failures[row] = None, reason
+            texts = [
+                None if each is None else text for each, text in zip(objects, texts, strict=True)
+            ]
+            for row, reason in self.rounded(values, texts):
+                objects[row], failures[row] = None, reason
         return DecodedObjects(objects, failures)
+
+    def rounded(
+        self, values: pa.BinaryArray, decoded: Sequence[bytes | None]
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the rows whose objects have a time that was rounded, with the reasons.
+
+        Args:
+            decoded: the values that became objects.
+        """
+        for row in rows_in_question(values):
+            if (raw := decoded[row]) is not None:
+                reason = rounded(self.rows.columns, self.decode_as(Any, raw))
+                if reason is not None:
+                    yield row, reason
 
 
 def encoded_fields(

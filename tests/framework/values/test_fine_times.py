@@ -65,6 +65,26 @@ def test_digits_that_would_be_rounded_refuse_the_record_and_name_field_and_value
     assert make(Row).decode_objects(values).failures == failures
 
 
+def test_a_timestamp_of_messagepack_with_nanoseconds_refuses_its_record() -> None:
+    def short(nanoseconds: int) -> bytes:
+        return b"\xd7\xff" + (nanoseconds << 34 | 1_767_225_600).to_bytes(8)
+
+    long = b"\xc7\x0c\xff" + (1).to_bytes(4) + (-62_135_596_800).to_bytes(8, signed=True)
+    raw = [
+        b"\x81\xa2at" + short(999_999_999),
+        b"\x81\xa2at" + long,
+        b"\x81\xa5times\x81\xa1a" + short(1),
+        b"\x81\xa2at" + short(123_456_000),
+        b"\x81\xa1z\xc4\x0a" + short(1),  # bytes of a field that the type does not have
+    ]
+    columns, failures = MessagePack(Row).decode(pa.array(raw, pa.binary()))
+    assert sorted(failures) == [0, 1, 2]
+    assert failures[0].startswith("field at: '2026-01-01T00:00:00.999999999Z' has more than 6")
+    assert failures[1].startswith("field at: '0001-01-01T00:00:00.000000001Z' has more than 6")
+    assert failures[2].startswith("field times[]: ")
+    assert columns.column("at")[3].as_py().microsecond == 123_456
+
+
 @pytest.mark.parametrize("make", [Json, MessagePack])
 @pytest.mark.parametrize("kind", [pa.timestamp("ns", "UTC"), pa.time64("ns"), pa.duration("ns")])
 def test_nanoseconds_are_written_as_they_are_or_refused(make: Any, kind: Any) -> None:
@@ -87,3 +107,12 @@ def test_a_value_that_has_no_text_in_the_encoding_refuses_its_row_by_name(make: 
     else:
         made = make(rows.schema).encode(rows, "t")
         assert make(rows.schema).decode(made).columns.to_pylist() == rows.to_pylist()
+
+
+def test_a_map_whose_keys_are_days_that_python_does_not_have_is_written_or_refused_by_name() -> (
+    None
+):
+    days = pa.array([[[(-106_639_854, 1)]]], pa.list_(pa.map_(pa.int32(), pa.int8())))
+    rows = pa.table({"of": days.cast(pa.list_(pa.map_(pa.date32(), pa.int8())))})
+    with pytest.raises(RowsDoNotFit, match="of"):
+        Json(rows.schema).encode(rows, "t")
