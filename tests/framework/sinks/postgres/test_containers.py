@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pytest
 
 from .writing import execute, flush, opened, query, refused, rows
 
 if TYPE_CHECKING:
     from kmr.reducers.reducer import Context
+
+pytestmark = pytest.mark.usefixtures("closed_at_the_end")
 
 TYPES: Final = (
     "CREATE TYPE pair AS (price numeric(5,2), code varchar(2), at timestamp(0))",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from kmr.reducers.reducer import Context
 
+pytestmark = pytest.mark.usefixtures("closed_at_the_end")
+
 RAISES = (
     """CREATE FUNCTION check_n() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     IF NEW.n < 0 THEN RAISE EXCEPTION 'negative % for %', NEW.n, NEW."offset"; END IF;
@@ -182,7 +184,7 @@ async def test_rows_of_one_by_one_are_written_as_copy_writes_them(
     assert first[2][3].startswith("4714-11-24")
 
 
-def test_bytes_and_far_times_are_text_for_copy() -> None:
+async def test_bytes_and_far_times_are_text_for_copy() -> None:
     table = pa.table({"at": pa.array([2**63 - 1]).cast(pa.timestamp("us", "UTC")), "b": [b"\1"]})
     assert copy_columns(table).to_pylist() == [
         {"at": "294247-01-10 04:00:54.775807+00", "b": "\\x01"}
