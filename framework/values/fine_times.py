@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from .schemas import SchemaField
 
-_FINE: Final = r"[0-9][.,][0-9]{6}0*[1-9]"
+_MANY_DIGITS: Final = r"\.[0-9]{7}"
+_FINE: Final = r"[0-9]\.[0-9]{6}0*[1-9]"
 FINE: Final = re.compile(_FINE.encode())
 """What bytes of a value have that hold such a text; other texts and numbers may have it too."""
 _IN_VALUES: Final = rf":[0-9]{_FINE}|{_FINE}[0-9]*S"
@@ -45,7 +46,7 @@ def rows_in_question(values: pa.BinaryArray) -> list[int]:
     first, last = int(bounds[0]), int(bounds[-1])
     together = pa.array([0, last - first], pa.int32()).buffers()[1]
     one = pa.Array.from_buffers(pa.binary(), 1, [None, together, data.slice(first, last - first)])
-    if not pc.match_substring_regex(one, _IN_VALUES)[0].as_py():
+    if not pc.match_substring_regex(one, _MANY_DIGITS)[0].as_py():
         return []
     found = rows_where(pc.match_substring_regex(values, _IN_VALUES))
     return [] if found is None else np.flatnonzero(found).tolist()

@@ -15,7 +15,7 @@ from .typed import TypedFormat
 from .value_format import MALFORMED, Decoded, DecodedObjects, ValueFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 
 class _OneColumn(ValueFormat):
@@ -79,12 +79,10 @@ class MessagePack(TypedFormat):
     def encode_one(self, value: Any) -> bytes:
         return msgspec.msgpack.encode(value)
 
-    def rounded(
-        self, values: pa.BinaryArray, decoded: Sequence[bytes | None]
-    ) -> Iterator[tuple[int, str]]:
+    def rounded(self, values: pa.BinaryArray) -> Iterator[tuple[int, str]]:
         """As `TypedFormat.rounded`, with the timestamps of MessagePack, which have nanoseconds."""
-        yield from super().rounded(values, decoded)
-        for row, raw in enumerate(decoded):
+        yield from super().rounded(values)
+        for row, raw in enumerate(values.to_pylist()):
             replaced, known = timestamps_as_text(raw) if raw is not None else (b"", {})
             if known:
                 with suppress(msgspec.MsgspecError):  # bytes that only looked like a timestamp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 
@@ -142,25 +143,17 @@ class TypedFormat(ValueFormat):
                     failures[len(objects)] = self.reason(text, failure)
                 objects.append(None)
         if _has_times(self.type):
-            texts = [
-                None if each is None else text for each, text in zip(objects, texts, strict=True)
-            ]
-            for row, reason in self.rounded(values, texts):
-                objects[row], failures[row] = None, reason
+            for row, reason in self.rounded(values):
+                if objects[row] is not None:
+                    objects[row], failures[row] = None, reason
         return DecodedObjects(objects, failures)
 
-    def rounded(
-        self, values: pa.BinaryArray, decoded: Sequence[bytes | None]
-    ) -> Iterator[tuple[int, str]]:
-        """Yield the rows whose objects have a time that was rounded, with the reasons.
-
-        Args:
-            decoded: the values that became objects.
-        """
+    def rounded(self, values: pa.BinaryArray) -> Iterator[tuple[int, str]]:
+        """Yield the rows whose objects have a time that was rounded, with the reasons."""
         for row in rows_in_question(values):
-            if (raw := decoded[row]) is not None:
-                reason = rounded(self.rows.columns, self.decode_as(Any, raw))
-                if reason is not None:
+            with suppress(msgspec.MsgspecError, RecursionError):  # it is no object
+                plain = self.decode_as(Any, values[row].as_py())
+                if (reason := rounded(self.rows.columns, plain)) is not None:
                     yield row, reason
 
 
