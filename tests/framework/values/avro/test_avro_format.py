@@ -242,7 +242,7 @@ def test_a_union_inside_of_an_optional_record_is_written_whatever_its_branches_a
     inner = {**record("Inner", "int"), "fields": [{"name": "id", "type": [UUID_TEXT, "int"]}]}
     schema = {**record("Outer", "int"), "fields": [{"name": "of", "type": ["null", inner]}]}
     id_ = "e3e70682-c209-4cac-629f-6fbed82c07cd"
-    expected = [{"of": {"id": {"string": id_, "int": None}}}, {"of": None}]
+    expected: list[dict[str, Any]] = [{"of": {"id": {"string": id_, "int": None}}}, {"of": None}]
     rows = pa.Table.from_pylist(expected, Avro(schema).schema)
     assert rows_of(Avro(schema), *Avro(schema).encode(rows, "t").to_pylist()) == (expected, {})
 
