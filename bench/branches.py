@@ -1,13 +1,15 @@
 """What branches cost: `python -m bench.branches`.
 
 The same rows, three of each record, go to one writer, to a mapping with one branch, and one to each of three
-branches. The writers make Arrow's bytes of their rows and forget them. Printed is the processor time for a
-row, beside that of one writer: the best of some rounds, in turn.
+branches. The writers make Arrow's bytes of their rows and forget them. Printed is the processor time of the
+worker for a row, and its ratio to that of one writer in the same round: the median of some rounds, and its
+quartiles.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import statistics
 import time
@@ -149,7 +151,7 @@ def print_rare(rate: int, seconds: float) -> None:
         )
 
 
-def print_by_hand(url: str, rows: int, rounds: int) -> None:
+def print_by_hand(url: str, rows: int, rounds: int = 40) -> None:
     """Measure and print what a server takes for the same rows in one INSERT and in three."""
     client = clickhouse_connect.get_client(dsn=url)
     for table in ("whole", "part1", "part2", "part3"):
@@ -178,7 +180,7 @@ def print_by_hand(url: str, rows: int, rounds: int) -> None:
             "three at once": lambda: list(pool.map(insert, clients, tables, [part] * 3)),
         }
         best = dict.fromkeys(ways, float("inf"))
-        for _ in range(rounds * 10):
+        for _ in range(rounds):
             for name, way in ways.items():
                 begun = time.perf_counter()
                 way()
@@ -225,7 +227,7 @@ async def measure(strategy: Strategy, values: list[bytes], group: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument(
         "--clickhouse", help="write to this server instead: http://host:port/database"
     )
@@ -246,18 +248,21 @@ def main() -> None:
         )
 
     strategies = shapes(make)
-    best = dict.fromkeys(strategies, float("inf"))
-    for _ in range(given.rounds):
-        for name, strategy in strategies.items():
-            taken = anyio.run(measure, strategy(), values, uuid.uuid4().hex)
-            best[name] = min(best[name], taken)
+    anyio.run(measure, strategies["one writer"](), values[:BATCH], "warm-up")
+    taken: dict[str, list[float]] = {name: [] for name in strategies}
+    for number in range(given.rounds):
+        for name in list(strategies)[:: 1 if number % 2 else -1]:
+            gc.collect()
+            taken[name].append(anyio.run(measure, strategies[name](), values, uuid.uuid4().hex))
     console = Console(highlight=False)
-    for name, seconds in best.items():
-        each = seconds / given.records / 3 * 1e9
-        console.print(f"{name:28} {each:6.0f} ns a row  {seconds / best['one writer']:5.2f}")
+    for name, seconds in taken.items():
+        each = statistics.median(seconds) / given.records / 3 * 1e9
+        ratios = [a / b for a, b in zip(seconds, taken["one writer"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        console.print(f"{name:28} {each:6.0f} ns a row  {middle:5.2f} ({low:.2f} to {high:.2f})")
     if given.clickhouse:
         for rows in (30_000, 120_000):
-            print_by_hand(given.clickhouse, rows, given.rounds)
+            print_by_hand(given.clickhouse, rows)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import anyio
 
 from chaos.checkers import check
 from chaos.growth import check_growth
 from chaos.history import History, Recorder
 from chaos.shape import Outside
 from chaos.site import Site
-from chaos.tables import collect
+from chaos.tables import collect, has_ids
 from kmr.chaos.course import ScheduleRun
 from kmr.chaos.faults import Strike, plan
 from kmr.chaos.services import ServiceFailed
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
     from chaos.scenarios import Scenario
     from chaos.verdicts import Result
+
+
+_POLL: Final = 1.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,20 @@ class Run:
         if any(result.verdict == "unknown" for result in self.results):
             return "unknown"
         return "ok"
+
+
+async def _until_closed(site: Site, recorder: Recorder, patience: float) -> None:
+    """Wait until Spark has written the last windows, of which the committed offsets say nothing."""
+    storing = [spec.workload for spec in site.groups if spec.stores_windows]
+    if not storing:
+        return
+    ids = recorder.history().last_ids()
+    with anyio.move_on_after(patience):
+        for workload in storing:
+            while not await has_ids(site.places, workload, ids):  # noqa: ASYNC110  of another process
+                await anyio.sleep(_POLL)
+        return
+    raise TimeoutError(f"the last windows: not within {patience:g} s")
 
 
 async def carry_out(
@@ -94,6 +113,7 @@ async def carry_out(
                 lasts=scenario.lasts or math.inf,
             )
             await course.run(site.start_load(seed), schedule)
+            await _until_closed(site, recorder, scenario.patience)
         except (TimeoutError, ServiceFailed) as error:
             recorder.event("given up", "course", str(error))
             say(f"given up: {error}")

@@ -92,6 +92,13 @@ class History:
         """The lines of a table that belong to one group."""
         return where(getattr(self, table), "group", group)
 
+    def last_ids(self) -> set[int]:
+        """Return the id of the last good record of each partition."""
+        good = self.produced.filter((pc.field("outcome") == "acked") & ~pc.field("poison"))
+        groups = good.sort_by("offset").group_by(["topic", "partition"], use_threads=False)
+        ids: list[Any] = groups.aggregate([("id", "last")])["id_last"].to_pylist()
+        return set(ids)
+
     def save(self, directory: Path) -> None:
         """Write every table as an Arrow file."""
         directory.mkdir(parents=True, exist_ok=True)

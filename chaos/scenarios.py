@@ -78,6 +78,7 @@ class Scenario:
                 ordered=not spec.workload.chain and not spec.workload.window,
                 kept=spec.workload.table_engine != "expired",
                 windows=bool(spec.workload.window),
+                settled=not spec.stores_windows,
             )
             for spec in groups
             for topic in topics
@@ -443,13 +444,13 @@ LONG: Final = (
             partitions=4,
             links=True,
             repeat_every=50,
+            rate=1_000,
             topic_configs={"message.timestamp.type": "LogAppendTime"},
         ),
         (
             *("kill-worker", "kill-clickhouse-and-workers", "kill-clickhouse-writing"),
             *("drop-answer-and-kill", "kill-everything"),
         ),
-        rounds=3,
         between=10_000,
         patience=300,
     ),

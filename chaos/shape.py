@@ -31,6 +31,11 @@ class GroupSpec:
         """How many commands run the workers."""
         return 1 if self.together else self.workers
 
+    @property
+    def stores_windows(self) -> bool:
+        """Whether open windows are in files, so that the committed offset goes on without them."""
+        return self.engine == "spark" and bool(self.workload.window)
+
     def with_suffix(self, suffix: str) -> GroupSpec:
         """The same under other names."""
         return replace(self, name=self.name + suffix, workload=self.workload.with_suffix(suffix))

@@ -33,6 +33,7 @@ class Promise:
         ordered: records of a partition come to the sink in order, also those of one flush.
         kept: the table keeps its rows; else only what the group has committed is judged.
         windows: the rows are windows, which have the records.
+        settled: what is committed is settled; open windows are not, where Spark has them in files.
     """
 
     group: str
@@ -41,6 +42,7 @@ class Promise:
     ordered: bool = True
     kept: bool = True
     windows: bool = False
+    settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,16 +88,19 @@ class Branching:
         Args:
             rows: rows, or pairs of a row and a name.
         """
-        kinds = set(map(type, rows))
-        if len(kinds) == 1 and (branch := self.classes.get(kinds.pop())) is not None:
-            rows, offsets = list(rows), list(offsets)
-            made = from_rows(row_type(type(rows[0])), rows, offsets, list(failures))
-            if made.table is None:
-                return made
-            return replace(
-                made, table=tag({branch: made.table}, {branch: np.arange(len(made.offsets))})
-            )
+        if len(self.classes) == 1 and set(map(type, rows)) == set(self.classes):
+            return self._from_alike_rows(list(rows), offsets, failures)
         return self._from_unlike_rows(list(rows), offsets, failures)
+
+    def _from_alike_rows(
+        self, rows: list[Any], offsets: Sequence[int], failures: Sequence[Failure]
+    ) -> MapResult:
+        cls = type(rows[0])
+        made = from_rows(row_type(cls), rows, offsets, list(failures))
+        if made.table is None:
+            return made
+        places = {self.classes[cls]: np.arange(len(made.offsets))}
+        return replace(made, table=tag({self.classes[cls]: made.table}, places))
 
     def _from_unlike_rows(
         self, rows: list[Any], offsets: Sequence[int], failures: Sequence[Failure]
@@ -110,6 +113,8 @@ class Branching:
         of_class = {cls: numbers[name] for cls, name in self.classes.items()}
         found = map(of_class.get, map(type, rows), repeat(_NO_BRANCH))
         branch_of = np.fromiter(found, np.int64, len(rows))
+        if len(rows) and branch_of[0] != _NO_BRANCH and (branch_of == branch_of[0]).all():
+            return self._from_alike_rows(rows, offsets, failures)
         for at in np.flatnonzero(branch_of == _NO_BRANCH).tolist():
             rows[at], branch, what = self._branch_of(rows[at])
             if branch is not None:
@@ -124,9 +129,10 @@ class Branching:
         by_branch = np.argsort(branch_of, kind="stable")
         begins = np.searchsorted(branch_of[by_branch], np.arange(len(numbers) + 1))
         at_offsets = np.array(offsets, dtype=np.int64)
+        in_order = np.fromiter(rows, object, len(rows))[by_branch]
         for branch, begin, end in zip(numbers, begins[:-1], begins[1:], strict=True):
             order = by_branch[begin:end]
-            some, theirs = list(map(rows.__getitem__, order.tolist())), at_offsets[order]
+            some, theirs = in_order[begin:end].tolist(), at_offsets[order]
             result = from_rows(declared.get(branch), some, theirs, [])
             failed |= {each.offset: each for each in result.failures if each.offset not in failed}
             if result.table is not None:

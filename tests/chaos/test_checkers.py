@@ -133,6 +133,24 @@ def test_what_never_came_is_past_the_watermark_too(draft: Callable[..., Any]) ->
     assert places(result.offences) == {(gone["partition"], gone["offset"])}
 
 
+def test_spark_may_commit_records_of_open_windows(draft: Callable[..., Any]) -> None:
+    made = draft(2, 5)
+    made.rows.pop(3)
+    promise = replace(made.promise(), settled=False)
+    assert check_watermark(made.history(), promise).verdict == "ok"
+
+
+def test_the_last_record_of_each_partition_that_is_no_poison_tells_that_all_windows_are_written(
+    draft: Callable[..., Any],
+) -> None:
+    made = draft(2, 5, frozenset({4}))
+    made.produced.insert(0, made.produced.pop(3))  # batches are recorded as their answers come
+    made.produced.append(
+        made.produced[-1] | {"offset": 5, "id": 99, "poison": False, "outcome": "unknown"}
+    )
+    assert made.history().last_ids() == {3, 8}
+
+
 def test_a_dead_letter_settles_its_record(draft: Callable[..., Any]) -> None:
     made = draft(2, 10, frozenset({4}))
     assert check_lost(made.history(), made.promise()).verdict == "ok"
