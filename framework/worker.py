@@ -356,7 +356,8 @@ class Worker:
         half = (self.deadline.end_at - anyio.current_time()) / 2
         with anyio.move_on_after(half):
             await self._events.handle(StageFailed())
-            await self._committer.commit()
+            if self._contact.problem is None:
+                await self._committer.commit()
 
     async def _attempt(self, what: str, step: Callable[[], Awaitable[object]]) -> None:
         try:

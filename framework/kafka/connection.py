@@ -131,6 +131,13 @@ class ConnectionConfig:
             "ssl_context": self._ssl_context() if "SSL" in self.security_protocol else None,
         }
 
+    @property
+    def tls_files(self) -> list[str]:
+        """The files of certificates and keys that are used."""
+        if "SSL" not in self.security_protocol:
+            return []
+        return [each for each in (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile) if each]
+
     def _ssl_context(self) -> SSLContext:
         try:
             context: SSLContext = create_ssl_context(
@@ -140,8 +147,8 @@ class ConnectionConfig:
                 password=self.ssl_key_password,
             )
         except (OSError, SSLError) as error:
-            files = [f for f in (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile) if f]
-            raise SettingsError(f"cannot load TLS files {', '.join(files)}: {error}") from error
+            files = ", ".join(self.tls_files)
+            raise SettingsError(f"cannot load TLS files {files}: {error}") from error
         context.check_hostname = self.ssl_check_hostname
         return context
 
@@ -344,8 +351,10 @@ def _reason(error: OSError | KafkaError, config: ConnectionConfig) -> str:
         return f"TLS fails ({error.reason or error}); see security.protocol and security.ssl_*"
     closed = isinstance(error, KafkaConnectionError) and config.oauth is None  # else: no token
     if closed or isinstance(error, ConnectionResetError):
-        other = "may be without TLS" if encrypted else "may require TLS, or a user and a password"
-        return f"it closes the connection: it {other}; see security.protocol"
+        other = "may require TLS, or a user and a password; see security.protocol"
+        if encrypted:
+            other = "may be without TLS, or refuse our certificate; see security.protocol and .ssl_certfile"
+        return f"it closes the connection: it {other}"
     if isinstance(error, OSError):  # asyncio's own text does not name the cause
         number = error.errno or 0
         return os.strerror(number) if number > 0 else str(error)

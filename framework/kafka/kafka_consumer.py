@@ -103,7 +103,16 @@ class KafkaConsumer:
         return self._membership.member_id
 
     async def reach(self) -> None:
-        await reach_broker(self._config, self._options)
+        try:
+            await reach_broker(self._config, self._options)
+        except ConsumerError as error:
+            if self._options is None or not self._config.tls_files:
+                raise
+            await reach_broker(self._config)
+            raise ConsumerError(
+                f"group {self._config.group}: the certificates of the start are not accepted any more, but "
+                f"those that the same files have now are ({', '.join(self._config.tls_files)})"
+            ) from error
 
     async def start(
         self, listener: RebalanceListener, admitted: Callable[[], Awaitable[None]] | None = None

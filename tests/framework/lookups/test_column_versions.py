@@ -35,3 +35,19 @@ def test_deletes_and_versions_that_no_lookup_finds_leave_the_memory() -> None:
     assert (len(known), known.nbytes < before / 20, known.index(1).since) == (1, True, 90)
     places = known.index(1).places([0, 9, 9], np.array([90, 99, 100]))
     assert places.tolist() == [-1, -1, 0]
+
+
+def test_a_delete_hides_older_versions_that_come_after_it_from_another_partition() -> None:
+    """While the table is loaded, and later where the delete is newer than the horizon."""
+    known = ColumnVersions(keep=1e-5)
+    known.drop("a", (50, 0, 0))
+    known.put("b", 0, (100, 1, 0))
+    base = known.compact(EMPTY, pa.RecordBatch.from_pydict({"name": ["new"]}))
+    known.put("a", 0, (40, 0, 1))
+    assert known.index(1).places(["a"], np.array([100])).tolist() == [-1]
+    known.is_live = True
+    known.drop("c", (95, 2, 0))
+    rows = known.compact(base.to_batches()[0], pa.RecordBatch.from_pydict({"name": ["old"]}))
+    known.put("c", 0, (92, 1, 1))
+    places = known.index(len(rows)).places(["c", "c"], np.array([92, 100]))
+    assert places.tolist() == [len(rows), -1]
