@@ -351,10 +351,10 @@ def _reason(error: OSError | KafkaError, config: ConnectionConfig) -> str:
         return f"TLS fails ({error.reason or error}); see security.protocol and security.ssl_*"
     closed = isinstance(error, KafkaConnectionError) and config.oauth is None  # else: no token
     if closed or isinstance(error, ConnectionResetError):
-        other = "may require TLS, or a user and a password; see security.protocol"
+        other = "require TLS, or a user and a password; see security.protocol"
         if encrypted:
-            other = "may be without TLS, or refuse our certificate; see security.protocol and .ssl_certfile"
-        return f"it closes the connection: it {other}"
+            other = "be without TLS; see security.protocol. Or it refuses security.ssl_certfile"
+        return f"it closes the connection: it may {other}"
     if isinstance(error, OSError):  # asyncio's own text does not name the cause
         number = error.errno or 0
         return os.strerror(number) if number > 0 else str(error)

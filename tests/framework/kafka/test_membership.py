@@ -24,7 +24,7 @@ from kmr.kafka.group_offsets import Membership, commit_offsets
 from kmr.kafka.kafka_consumer import KafkaConsumer
 from kmr.record import TopicPartition
 
-from .members import Member, consumer_config, numbers, values
+from .members import Member, Silent, consumer_config, numbers, values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -301,6 +301,42 @@ async def test_a_right_that_is_revoked_while_a_member_reads_is_named(
                 await member.consumer.poll()
         finally:
             await member.consumer.stop()
+
+
+async def test_a_consumer_says_that_the_certificates_on_the_disk_are_newer_than_its_own(
+    tmp_path: Path, certificates: Any
+) -> None:
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(certificates.authority.read_bytes())
+    settings = BrokerSettings(
+        data_dir=tmp_path / "data",
+        port=0,
+        tls_certificate=certificates.certificate,
+        tls_key=certificates.key,
+    )
+    async with Broker(settings) as broker:
+        await broker.topics.create("t", 1)
+        config = consumer_config(
+            bootstrap_servers=broker.bootstrap_servers,
+            security_protocol="SSL",
+            ssl_cafile=str(trusted),
+        )
+        consumer = KafkaConsumer(config)
+        await consumer.start(Silent())
+        try:
+            await consumer.reach()
+            trusted.write_bytes(certificates.authority.with_name("stranger.pem").read_bytes())
+            await consumer.reach()  # by the certificates of the start
+            consumer._options = config.client_options()
+            with pytest.raises(ConsumerError, match="certificate that is not accepted"):
+                await consumer.reach()
+            trusted.write_bytes(certificates.authority.read_bytes())
+            with pytest.raises(
+                ConsumerError, match=r"those that the same files have now are .*pem"
+            ):
+                await consumer.reach()
+        finally:
+            await consumer.stop()
 
 
 async def test_a_consumer_stops_at_once_and_only_once(consume: Consume) -> None:

@@ -51,3 +51,15 @@ def test_a_delete_hides_older_versions_that_come_after_it_from_another_partition
     known.put("c", 0, (92, 1, 1))
     places = known.index(len(rows)).places(["c", "c"], np.array([92, 100]))
     assert places.tolist() == [len(rows), -1]
+
+
+def test_of_versions_of_one_time_the_later_offset_wins_also_where_it_was_read_before() -> None:
+    known = ColumnVersions(keep=1.0)
+    for row, (key, offset, partition) in enumerate([("a", 5, 0), ("b", 5, 1)]):
+        known.put(key, row, (70, offset, partition))
+    base = known.compact(EMPTY, pa.RecordBatch.from_pydict({"name": ["a", "b"]}))
+    assert ("a" in known, "c" in known) == (True, False)
+    known.put("a", 0, (70, 3, 1))
+    known.put("b", 1, (70, 5, 0))
+    places = known.index(len(base)).places(["a", "b"], np.array([70, 70]))
+    assert places.tolist() == [0, 1]

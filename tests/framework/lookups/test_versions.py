@@ -16,7 +16,7 @@ from kmr.errors import StrategyError
 from kmr.lookups import columns_table, object_versions
 from kmr.lookups.columns_table import ColumnsStore
 from kmr.lookups.objects_table import ObjectsStore
-from kmr.lookups.versions import RECORD_TIME, TooOld
+from kmr.lookups.versions import RECORD_TIME, Horizon, TooOld
 from kmr.record import SCHEMA
 from kmr.sinks import StreamWriter
 from kmr.testing import Journal, MemoryWriter, run_strategy
@@ -323,3 +323,15 @@ def test_what_cannot_be_says_why() -> None:
     bad = strategy.with_tables({"customers": [msgspec.structs.replace(TOPIC[0], value=b"{")]})
     with pytest.raises(StrategyError, match="a given record makes no row: offset 0: "):
         run_strategy(bad, ORDERS)
+
+
+def test_what_is_kept_does_not_grow_when_the_clock_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    horizon = Horizon(keep=10.0)
+    horizon.note((100_000_000, 0, 0))
+    monkeypatch.setattr("time.time", lambda: 100.0)
+    horizon.advance()
+    monkeypatch.setattr("time.time", lambda: 50.0)
+    horizon.advance()
+    assert horizon.since == 90_000_000
