@@ -247,9 +247,12 @@ class Checks:
                 )
 
     def memory(self, member: SimulatedMember) -> None:
-        """Check the bytes in flight of a member; the requests of one that was killed may still arrive."""
+        """Check the bytes in flight of a member; the requests of one that was killed may still arrive.
+
+        One that has failed leaves what it holds to the end of its process.
+        """
         worker = member.worker
-        if worker is None or member.dead:
+        if worker is None or member.dead or worker.failure is not None:
             return
         budget = worker.pipeline.intake.budget
         most = budget.limit + (1 + len(self.expected.exists)) * self.expected.batch_bytes

@@ -129,6 +129,25 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
             ),
         ),
     ),
+    "at most once, a worker that ends at its deadline holds rows that were settled before": (
+        "at most once",
+        Schedule(
+            seed=1010, members=1, max_rows=8, budget=0,
+            events=(
+                Event(0.0, "append", 0, 2),
+                Event(0.0, "append", 1, 3),
+                Event(0.32, "append", 0, 1),
+                Event(0.32, "fault", target="sink", how="sleep before", seconds=0.5),
+                Event(1.07, "drain", 0, seconds=5.0),
+                Event(1.18, "fault", target="commit", how="sleep after", seconds=40.0),
+                Event(1.59, "fault", target="sink", how="sleep before", seconds=5.0),
+                Event(2.12, "fault", target="sink", how="overtaken", seconds=40.0),
+                Event(2.28, "deal", 233),
+                Event(2.5, "jump", seconds=2.0),
+                Event(2.65, "fault", target="commit", how="expel", seconds=5.0),
+            ),
+        ),
+    ),
     "at most once, a refused commit had the offset that another member then committed": (
         "at most once",
         Schedule(
