@@ -12,7 +12,7 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from ...columns.texts import excerpt
@@ -144,7 +144,13 @@ class Protobuf(ValueFormat):
         make = GetMessageClass(type_.descriptor)
 
         def encode(row: dict[str, Any]) -> bytes:
-            return first + make(**arguments(type_.descriptor, row)).SerializeToString()
+            message = make(**arguments(type_.descriptor, row))
+            try:
+                return first + message.SerializeToString()
+            except EncodeError:  # of proto2
+                raise DoesNotFit(
+                    f"field {', '.join(message.FindInitializationErrors())} is required, and null"
+                ) from None
 
         schema = pa.schema([each.with_nullable(True) for each in type_.messages.schema])  # noqa: FBT003
         fitted = fit_rows(rows, schema, f"Protobuf: {type_.descriptor.full_name}")

@@ -8,8 +8,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 from google.protobuf import (
+    any_pb2,
     descriptor_pb2,
     descriptor_pool,
+    duration_pb2,
+    field_mask_pb2,
     message_factory,
     timestamp_pb2,
     unknown_fields,
@@ -43,6 +46,7 @@ SCALARS = [
     "sint64",
 ]
 COUNT = itertools.count()
+KNOWN_FILES = (timestamp_pb2, wrappers_pb2, duration_pb2, any_pb2, field_mask_pb2)
 WELL_KNOWN = [
     ".google.protobuf.Timestamp",
     *(
@@ -54,6 +58,9 @@ WELL_KNOWN = [
             "BoolValue",
             "StringValue",
             "BytesValue",
+            "Duration",
+            "Any",
+            "FieldMask",
         )
     ),
 ]
@@ -68,7 +75,7 @@ def message_types(draw: Any) -> Any:
         package=f"torture{number}",
         syntax=draw(st.sampled_from(["proto2", "proto3"])),
     )
-    file.dependency.extend(["google/protobuf/timestamp.proto", "google/protobuf/wrappers.proto"])
+    file.dependency.extend(known.DESCRIPTOR.name for known in KNOWN_FILES)
     for kind, values in (("Plan", [0, 1, 2]), ("Odd", [0, -1, 2**31 - 1, -(2**31), 0])):
         made = file.enum_type.add(name=kind)
         for at, n in enumerate(values):
@@ -77,7 +84,7 @@ def message_types(draw: Any) -> Any:
     for level in range(draw(st.integers(1, 3))):
         fill(draw, file, file.message_type.add(name=f"M{level}"), level)
     pool = descriptor_pool.DescriptorPool()
-    for known in (timestamp_pb2, wrappers_pb2):
+    for known in KNOWN_FILES:
         pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
     pool.Add(file)
     return message_factory.GetMessageClass(
@@ -147,6 +154,8 @@ def fill(draw: Any, file: Any, into: Any, level: int) -> None:
             if not into.oneof_decl:
                 into.oneof_decl.add(name="choice")
             field.oneof_index = 0
+        elif not proto3 and draw(st.integers(0, 5)) == 0:
+            field.label = Field.LABEL_REQUIRED
         elif not proto3 and kind == "scalar" and draw(st.booleans()):
             field.default_value = default_of(field.type)
     if proto3:  # the synthetic ones of `optional` stand behind the real ones
@@ -305,7 +314,7 @@ def one(value: Any, field: Any) -> Any:
         name = field.message_type.full_name
         if name == "google.protobuf.Timestamp":
             return Moment(value.seconds * 10**9 + value.nanos, True)
-        if name.startswith("google.protobuf."):
+        if name.startswith("google.protobuf.") and name.endswith("Value"):
             return one(value.value, field.message_type.fields_by_name["value"])
         return expected_of(value)
     if field.type in (Field.TYPE_DOUBLE, Field.TYPE_FLOAT):

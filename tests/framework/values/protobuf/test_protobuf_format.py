@@ -129,6 +129,21 @@ def test_a_row_that_does_not_fit_is_refused_alone(name: str, column: Any, reason
     assert [*caught.value.failures] == [1]
 
 
+def test_a_row_without_a_required_field_is_refused_alone_and_names_it() -> None:
+    file = FileDescriptorProto(name="required.proto", package="r", syntax="proto2")
+    inner = file.message_type.add(name="Inner")
+    inner.field.add(name="n", number=1, label=2, type=5)
+    outer = file.message_type.add(name="Outer")
+    outer.field.add(name="of", number=1, label=1, type=11, type_name=".r.Inner")
+    POOL.AddSerializedFile(file.SerializeToString())
+    form = Protobuf(GetMessageClass(POOL.FindMessageTypeByName("r.Outer")))
+    rows = pa.table({"of": [{"n": 1}, None, {"n": None}]}, schema=form.schema)
+    with pytest.raises(RowsDoNotFit, match=r"field of\.n is required, and null") as caught:
+        form.encode(rows, "t")
+    assert [*caught.value.failures] == [2]
+    assert rows_of(form, *form.encode(rows.slice(0, 2), "t").to_pylist())[1] == {}
+
+
 def test_what_protobuf_cannot_hold_is_refused() -> None:
     with pytest.raises(StrategyError, match=r"t.All has no field nothing"):
         Protobuf(All).encode(pa.table({"nothing": [1]}), "t")
