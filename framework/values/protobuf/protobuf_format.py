@@ -144,7 +144,7 @@ class Protobuf(ValueFormat):
         make = GetMessageClass(type_.descriptor)
 
         def encode(row: dict[str, Any]) -> bytes:
-            message = make(**arguments(type_.descriptor, row))
+            message: Any = make(**arguments(type_.descriptor, row))
             try:
                 return first + message.SerializeToString()
             except EncodeError:  # of proto2
