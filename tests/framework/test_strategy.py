@@ -60,8 +60,8 @@ def test_parts_that_do_not_fit_are_refused(parts: dict[str, Any], complaint: str
 @pytest.mark.parametrize(
     ("limit", "complaint"),
     [
-        ({"records": -1}, "at least 0 and per above 0, not -1 and 60"),
-        ({"records": 1, "per": 0.0}, "per above 0, not 1 and 0"),
+        ({"records": -1}, "records must be at least 0, not -1"),
+        ({"records": 1, "per": 0.0}, "per must be above 0, not 0"),
         ({"records": 1, "on_limit": "wait"}, "on_limit must be one of .*, not 'wait'"),
         ({"records": 0, "on_limit": "pause"}, "needs records of at least 1"),
     ],

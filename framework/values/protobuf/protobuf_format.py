@@ -146,7 +146,7 @@ class Protobuf(ValueFormat):
         def encode(row: dict[str, Any]) -> bytes:
             message: Any = make(**arguments(type_.descriptor, row))
             try:
-                return first + message.SerializeToString()
+                return first + bytes(message.SerializeToString())
             except EncodeError:  # of proto2
                 raise DoesNotFit(
                     f"field {', '.join(message.FindInitializationErrors())} is required, and null"
