@@ -11,6 +11,7 @@ import anyio
 from ..columns.tagged_rows import branches, is_tagged, schemas
 from ..errors import SinkError, StrategyError, reason_of
 from ..memory.distinct import Distinct
+from ..memory.window import Window
 from ..record import of_records
 from ..reducers.aggregate import Aggregate
 from ..reducers.collect import Batcher, Collecting
@@ -373,7 +374,7 @@ def as_chain(given: object, what: str) -> tuple[Reducer, ...]:
                 f"{what}: {type(reducer).__name__} writes, so it must be the last of its chain; "
                 "give each writer a branch of its own"
             )
-    if type(chain[-1]) in (Aggregate, Batcher):
+    if type(chain[-1]) in (Aggregate, Batcher, Window):
         raise StrategyError(
             f"{what}: {type(chain[-1]).__name__} is the last and writes nothing, so its rows would be lost; "
             "put a writer of kmr.sinks after it, or Collect(function)"

@@ -46,6 +46,7 @@ def writer(**limits: Any) -> MemoryWriter:
         ({"reduce": []}, "reduce= is empty"),
         ({"reduce": [print]}, "is not a reducer"),
         ({"reduce_err": writer(on_error="divert")}, "cannot divert its own errors"),
+        ({"reduce_err": [writer()]}, "reduce_err= is one reducer, not a list"),
         ({"err_limit": ErrorLimit(1)}, "err_limit= needs reduce_err="),
         ({"reduce": [writer(on_error="divert")]}, "on_error='divert' needs reduce_err="),
         ({"delivery": "twice"}, "delivery must be one of .*, not 'twice'"),

@@ -157,7 +157,8 @@ def test_the_late_rows_have_to_be_decided() -> None:
 @pytest.mark.parametrize(
     ("reduce", "more", "message"),
     [
-        ([window()], {}, "directly before the sink"),
+        ([window()], {}, "Window is the last and writes nothing"),
+        (ClickHouseWriter("t"), {"reduce_err": window()}, "reduce_err: Window is the last"),
         ([window(), window(), ClickHouseWriter("t")], {}, "a strategy has one Window"),
         ([window(), {"a": ClickHouseWriter("t")}], {}, "branches cannot follow a reducer"),
         ([window(), Aggregate(["n"], {"m": ("*", "count")}), ClickHouseWriter("t")], {}, "directly"),
