@@ -206,6 +206,8 @@ class Worker:
             try:
                 with self._working, no_escape():
                     await self._work()
+                    if not self._shutdown.is_set():
+                        raise Escaped(asyncio.CancelledError("a task of the worker was cancelled"))
             except BaseException as error:  # noqa: BLE001  raised below
                 self._fail(error)
             await self._end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import threading
 from collections import deque
@@ -18,6 +19,7 @@ from kmr.errors import (
     BrokerUnavailable,
     ConsumerError,
     DeadlineExceeded,
+    KmrError,
     RecordFailed,
     SinkError,
     StrategyError,
@@ -420,6 +422,30 @@ async def test_a_worker_is_not_ready_while_its_brokers_are_silent_and_ends_when_
             consumer.refuses = True
             for _ in range(12):
                 await clock.advance(1.0)
+
+
+async def test_a_map_that_cancels_the_task_in_which_it_runs_ends_the_worker_with_an_error(
+    clock: VirtualClock,
+) -> None:
+    async def cancels(record: Record) -> dict[str, Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        return locate(record)
+
+    consumer = MemoryConsumer()
+    put(consumer, 0, 0, b"a")
+    settings = Settings(topics=("t",), group="g", executor="inline")
+    worker = Worker(Strategy(cancels, [MemoryWriter(Journal())]), settings, consumer=consumer)
+    with pytest.RaisesGroup(pytest.RaisesExc(KmrError, match="a task of the worker was cancelled")):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run)
+            await consumer.started.wait()
+            await consumer.rebalance([P0])
+            for _ in range(20):
+                await clock.advance(1.0)
+    assert consumer.commits == [{P0: 0}]
 
 
 class Hanging(Batcher):
