@@ -427,7 +427,7 @@ async def test_a_worker_is_not_ready_while_its_brokers_are_silent_and_ends_when_
 async def test_a_map_that_cancels_the_task_in_which_it_runs_ends_the_worker_with_an_error(
     clock: VirtualClock,
 ) -> None:
-    async def cancels(record: Record) -> dict[str, Any]:
+    async def cancels(record: Record) -> Any:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
