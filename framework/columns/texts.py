@@ -462,7 +462,8 @@ def json_texts(array: Array, *, nul: bool = True) -> tuple[Array, dict[int, str]
 def python_values(array: Array) -> list[Any]:
     """Return the values as Python objects; a time or span that Python cannot hold is its text.
 
-    Bytes that are no UTF-8, in a column of text, have U+FFFD. Maps are lists of pairs.
+    A time of day that is in no day is its number. Bytes that are no UTF-8, in a column of text, have
+    U+FFFD. Maps are lists of pairs.
     """
     try:
         return _exactly(array).to_pylist()  # type: ignore[no-any-return]
@@ -506,7 +507,11 @@ def _python_value(array: Array, row: int) -> Any:
         one = array.slice(row, 1)
         if is_text(plain(one).type):
             return plain(one).cast(pa.large_binary())[0].as_py().decode(errors="replace")
-        return msgspec.to_builtins(json_values(one).values[0])
+        found = msgspec.to_builtins(json_values(one).values[0])
+        if found is None and pa.types.is_time(one.type) and one.null_count == 0:
+            number = pa.int32() if one.type.bit_width == 32 else pa.int64()
+            return one.view(number)[0].as_py()  # it is in no day, and no null
+        return found
 
 
 def excerpt(value: object) -> str:
