@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from kmr import Batcher
+from kmr import Batcher, ErrorLimit, Registry
 from kmr.errors import StrategyError
 from kmr.reducers.sink import capabilities_of
-from kmr.sinks import StreamWriter
+from kmr.sinks import (
+    ClickHouseWriter,
+    DeadLetterWriter,
+    KafkaWriter,
+    PostgresWriter,
+    StreamWriter,
+)
 from kmr.testing import Journal, MemoryWriter
 
 
@@ -23,6 +29,8 @@ from kmr.testing import Journal, MemoryWriter
         ),
         ({"max_rows": 0}, "max_rows must be above 0, not 0"),
         ({"max_age": -1.0}, "max_age must be above 0, not -1.0"),
+        ({"max_age": "0s"}, "max_age must be above 0, not '0s'"),
+        ({"max_age": "4 parsecs"}, "max_age: '4 parsecs' is not a number with one of the units"),
         ({"when_full": "drop"}, "when_full must be one of .*, not 'drop'"),
         ({"on_error": "ignore"}, "on_error must be one of .*, not 'ignore'"),
         ({"when_full": "backpressure", "max_age": None}, "needs max_age"),
@@ -33,6 +41,17 @@ def test_limits_and_policies_that_do_not_work_are_refused(
 ) -> None:
     with pytest.raises(StrategyError, match=f"Batcher.*{complaint}"):
         Batcher(**limits)
+
+
+def test_durations_are_seconds_or_text_with_a_unit_everywhere() -> None:
+    assert Batcher(max_age="4s").max_age == 4.0
+    assert DeadLetterWriter("dead", max_age="2m").max_age == 120.0
+    writer = PostgresWriter("hits", url="postgresql://a@b/c", timeout="1m", connect_timeout="500ms")
+    assert (writer.timeout, writer.connect_timeout) == (60.0, 0.5)
+    assert ClickHouseWriter("hits", timeout="1h").timeout == 3_600.0
+    assert KafkaWriter("hits", open_timeout="3s", attempt_timeout=2).open_timeout == 3.0
+    assert ErrorLimit(records=1, per="5m").per == 300.0
+    assert Registry("http://localhost:1", timeout="2s").timeout == 2.0
 
 
 def test_a_sink_that_declares_nothing_is_at_least_once_everywhere() -> None:
