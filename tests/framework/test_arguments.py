@@ -22,7 +22,7 @@ from kmr.sinks import ClickHouseWriter, PostgresWriter, StreamWriter
         ),
         (ClickHouseWriter, {"max_rows": "3"}, "max_rows must be int or None, not '3' (str)"),
         (ClickHouseWriter, {"max_rows": True}, "max_rows must be int or None, not True (bool)"),
-        (ClickHouseWriter, {"timeout": "60s"}, "timeout must be float, not '60s' (str)"),
+        (ClickHouseWriter, {"timeout": b"60s"}, "timeout must be float or str, not b'60s' (bytes)"),
         (
             PostgresWriter,
             {"concurrency": "4"},
