@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .kafka.consumer import Consumer
     from .observe.metrics import Metrics
 
-_INTERVAL: Final = 1.0
-_REFUSED: Final = 10.0
-_SILENT: Final = 10.0
+_INTERVAL: Final = 1.0  # seconds
+_REFUSED: Final = 10.0  # seconds, after which a refusal ends the worker
+_SILENT: Final = 10.0  # seconds, after which a silence without another reason is a problem
 
 _log = structlog.get_logger(__name__)
 

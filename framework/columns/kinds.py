@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -107,6 +107,24 @@ def without_views(kind: Any) -> Any:
             return kind
         return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
     return kind
+
+
+def with_leaves(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a type with others in the place of those inside of structs, maps and lists, at any depth.
+
+    Args:
+        change: returns what takes the place of a type that has none inside.
+    """
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(with_leaves(each.type, change)) for each in kind])
+    if pa.types.is_map(kind):
+        item = kind.item_field.with_type(with_leaves(kind.item_type, change))
+        make_map: Any = pa.map_
+        return make_map(with_leaves(kind.key_type, change), item)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        item = kind.value_field.with_type(with_leaves(kind.value_type, change))
+        return pa.list_(item) if pa.types.is_list(kind) else pa.large_list(item)
+    return change(kind)
 
 
 def whole(column: pa.ChunkedArray[Any]) -> Array:

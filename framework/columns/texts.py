@@ -35,6 +35,7 @@ from .kinds import (
     rows_where,
     twice,
     whole,
+    with_leaves,
     without,
 )
 
@@ -476,28 +477,18 @@ def _exactly(array: Array) -> Array:
 
     Of nanoseconds Arrow makes objects of pandas, or cuts them.
     """
-    kind = _in_microseconds(array.type)
+    kind = with_leaves(array.type, _in_microseconds)
     if kind == array.type:
         return array
     return pa.concat_arrays([array]).cast(kind)
 
 
 def _in_microseconds(kind: Any) -> Any:
-    types = pa.types
-    if types.is_struct(kind):
-        return pa.struct([each.with_type(_in_microseconds(each.type)) for each in kind])
-    if types.is_map(kind):
-        items = kind.item_field.with_type(_in_microseconds(kind.item_type))
-        make_map: Any = pa.map_
-        return make_map(_in_microseconds(kind.key_type), items)
-    if types.is_list(kind) or types.is_large_list(kind):
-        item = kind.value_field.with_type(_in_microseconds(kind.value_type))
-        return pa.list_(item) if types.is_list(kind) else pa.large_list(item)
     if getattr(kind, "unit", None) != "ns":
         return kind
-    if types.is_timestamp(kind):
+    if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
-    return pa.time64("us") if types.is_time(kind) else pa.duration("us")
+    return pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")
 
 
 def _python_value(array: Array, row: int) -> Any:

@@ -166,13 +166,13 @@ class Inputs:
             numbered: the same records with what `kmr_offset` and the failures have in the place of their
                 offsets, for a function that takes records of several partitions.
         """
-        decoded, good, failures = self._decode(records if numbered is None else numbered)
+        named, fields = (records, _BESIDE_FIELDS) if numbered is None else (numbered, _FIELDS)
+        decoded, good, failures = self._decode(named)
         names = self._beside(decoded.schema.names)
-        fields = _BESIDE_FIELDS if numbered is None else _FIELDS
         schema = pa.schema([*decoded.schema, *(fields[name] for name in names), _OFFSET])
-        beside = [records.column(name) for name in names]
-        offsets = (records if numbered is None else numbered).column("offset")
-        columns = pa.RecordBatch.from_arrays([*decoded.columns, *beside, offsets], schema=schema)
+        columns = pa.RecordBatch.from_arrays(
+            [*decoded.columns, *map(records.column, names), named.column("offset")], schema=schema
+        )
         return columns if good is None else columns.filter(pa.array(good)), failures
 
     def rows(self, records: pa.RecordBatch) -> MapResult:

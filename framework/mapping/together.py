@@ -212,6 +212,7 @@ class Together:
         if self._stop.requested:
             self._leave_all()
             return
+        # Decoding can be left to the partitions; a call of the user's function cannot be made twice.
         if self._function is not None and not self._begin_all():
             return
         mapped = apply(self._function, joined, self._spec, numbered=numbered)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ..columns.fitted import TargetColumn, fit_columns
 from ..columns.fitting import fit
-from ..columns.kinds import either, is_list, null_rows
+from ..columns.kinds import either, null_rows, with_leaves
 from ..errors import StrategyError
 from .value_format import RowsDoNotFit
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ..columns.casting import Cast
     from ..columns.kinds import Array
-
-_pa: Any = pa
 
 
 class DoesNotFit(ValueError):
@@ -87,24 +85,16 @@ def encode_each(rows: Iterable[Any], encode: Callable[[Any], bytes]) -> pa.Binar
 
 def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Return rows as Python values; times are integers in their unit, maps are lists of pairs."""
-    schema = pa.schema([field.with_type(_without_times(field.type)) for field in table.schema])
+    schema = pa.schema(
+        [field.with_type(with_leaves(field.type, _as_number)) for field in table.schema]
+    )
     return table.cast(schema).to_pylist()
 
 
-def _without_times(kind: Any) -> Any:
-    types = pa.types
-    if types.is_date32(kind) or types.is_time32(kind):
+def _as_number(kind: Any) -> Any:
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
         return pa.int32()
-    if types.is_temporal(kind):
-        return pa.int64()
-    if types.is_struct(kind):
-        return pa.struct([each.with_type(_without_times(each.type)) for each in kind])
-    if types.is_map(kind):
-        item = kind.item_field.with_type(_without_times(kind.item_type))
-        return _pa.map_(_without_times(kind.key_type), item)
-    if is_list(kind):
-        return pa.list_(kind.value_field.with_type(_without_times(kind.value_type)))
-    return kind
+    return pa.int64() if pa.types.is_temporal(kind) else kind
 
 
 def dict_of(pairs: Iterable[tuple[Any, Any]] | dict[Any, Any], path: str) -> dict[Any, Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 from contextlib import suppress
 from datetime import UTC, datetime, time
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from ..columns.fitting import fit
-from ..columns.kinds import either
+from ..columns.kinds import either, with_leaves
 from ..columns.texts import excerpt
 from ..errors import reason_of
 
@@ -31,7 +30,7 @@ def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> 
         if kind == _MOMENT:  # twice as fast
             spans = [None if each is None else each - _EPOCH for each in values]
             return pa.array(spans, pa.duration("us")).view(kind)
-    wide, fine = _wide(kind, times=False), _wide(kind, times=True)
+    wide, fine = with_leaves(kind, _wide_float), with_leaves(kind, _wide)
     if fine != wide and not any(map(_has_number, values)):  # a number of a time is in its unit
         wide = fine
     if pa.types.is_date(kind):  # Arrow keeps the day of a datetime
@@ -58,23 +57,17 @@ def _has_number(value: object) -> bool:
     )
 
 
-def _wide(kind: Any, *, times: bool) -> Any:
-    """Return a type with the widest floats, and with times of microseconds, as Python has them."""
-    inside = partial(_wide, times=times)
-    if pa.types.is_floating(kind):
-        return pa.float64()
-    if times and getattr(kind, "unit", None) in ("s", "ms"):
-        if pa.types.is_timestamp(kind):
-            return pa.timestamp("us", kind.tz)
-        return pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")
-    if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(inside(each.type)) for each in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(inside(kind.key_type), kind.item_field.with_type(inside(kind.item_type)))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        make: Any = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return make(kind.value_field.with_type(inside(kind.value_type)))
-    return kind
+def _wide_float(kind: Any) -> Any:
+    return pa.float64() if pa.types.is_floating(kind) else kind
+
+
+def _wide(kind: Any) -> Any:
+    """Return the widest float for a float, and a time of microseconds, as Python's, for a coarser one."""
+    if getattr(kind, "unit", None) not in ("s", "ms"):
+        return _wide_float(kind)
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")
 
 
 def what_fits(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> pa.Array[Any]:

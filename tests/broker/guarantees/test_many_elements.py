@@ -34,7 +34,7 @@ async def test_no_api_takes_the_event_loop_for_long(start: Start, loop_guard: Lo
     found = []
     for shape in _SHAPES:
         await _send(broker.bootstrap_servers, shape, 20)  # imports its messages
-        for _ in range(3):  # what the host interrupts takes long once, what is too long each time
+        for _ in range(3):  # a host that interrupts us makes one step long, not three in turn
             loop_guard.violations.clear()
             await _send(broker.bootstrap_servers, shape, _ELEMENTS)
             if not loop_guard.violations:
