@@ -291,6 +291,8 @@ class MapStage:
         return Range(batch.topic, batch.partition, batch.first, batch.last, generation)
 
     def _note_mapped(self, batch: Batch, made: int) -> None:
+        # A flush is repeated from its first offset on: rows out of order would make another INSERT of it.
+        assert batch.first >= (self._mapped_to or 0), f"{batch!r} after offset {self._mapped_to}"  # noqa: S101
         self._ledgers.mapped(self._range(batch), made)
         self._mapped_to = batch.last + 1
 

@@ -55,6 +55,7 @@ class Share:
         is_busy: a batch of it is in a round, or its rows wait for the next stage.
         is_dropped: the partition is lost.
         alone: how many batches went to its own stage.
+        scopes: of what goes on for it after a round; cancelled when the partition is lost.
     """
 
     def __init__(self, stage: MapStage) -> None:
@@ -63,7 +64,7 @@ class Share:
         self.is_busy = False
         self.is_dropped = False
         self.alone = 0
-        self.scope: anyio.CancelScope | None = None
+        self.scopes: set[anyio.CancelScope] = set()
         self._freed = Wakeup()
 
     @property
@@ -80,8 +81,8 @@ class Share:
         """Forget its batches: the partition is lost, or nothing more is mapped."""
         self.is_dropped = True
         self.waiting.clear()
-        if self.scope is not None:
-            self.scope.cancel()
+        for scope in self.scopes:
+            scope.cancel()
 
     async def wait_free(self) -> None:
         """Return when none of its batches is being mapped; those that wait are dropped."""
@@ -256,6 +257,7 @@ class _Round:
         self._seen_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._only: int | None = None  # the number of the batch that it was left with
+        self._sent_before = anyio.Event()  # set when what is before that batch was sent on
         budget = self._parts.budget
         self._expected = sum(budget.expected(batch) for _, batch in items)
         self.stop = Stop()
@@ -274,10 +276,13 @@ class _Round:
                 self._cancel_timer()
                 if self._begun is not None:
                     parts.metrics.map_seconds.observe(anyio.current_time() - self._begun)
-                first = 0 if self._only is None else self._only
-                last = len(self._items) if self._only is None else self._only + 1
-                self._note(first, last)
-                self._deliver(first, last)
+                if self._only is None:
+                    self._note(0, len(self._items))
+                    self._deliver(0, len(self._items))
+                else:
+                    await self._sent_before.wait()
+                    self._note(self._only, self._only + 1)
+                    self._deliver(self._only, self._only + 1)
         finally:
             parts.budget.reserve(-self._expected, maps=-1)
             self._cancel_timer()
@@ -339,7 +344,7 @@ class _Round:
         else:
             self._only = at
             share, batch = self._items[at]
-            share.scope = self._scope
+            share.scopes.add(self._scope)
             budget = self._parts.budget
             budget.reserve(budget.expected(batch) - self._expected)
             self._expected = budget.expected(batch)
@@ -348,6 +353,8 @@ class _Round:
             self._timer = asyncio.get_running_loop().call_later(LONGEST, self._expire)
             if at:
                 self._tasks.start_soon(self._finish, at)
+            else:
+                self._sent_before.set()
         self.released.set()
 
     def _expire(self) -> None:
@@ -355,11 +362,15 @@ class _Round:
         self._timer = asyncio.get_running_loop().call_later(LONGEST, self._expire)
 
     async def _finish(self, end: int) -> None:
-        """Deliver the rows of the batches before the slow one."""
+        """Deliver the rows of the batches before the slow one: those of its own partition before its rows."""
+        slow = self._items[end][0]
+        own = next(number for number, (share, _) in enumerate(self._items) if share is slow)
         with self._failing():
             await run_in_thread(self._together.finish, end, abandon_on_cancel=True)
             self._note(0, end)
-            self._deliver(0, end)
+            self._deliver(0, own)
+            await self._send(slow, self._mapped(own, end))
+            self._sent_before.set()
 
     def _note(self, begin: int, end: int) -> None:
         """Count the rows of some batches."""
@@ -390,12 +401,18 @@ class _Round:
         pairs = zip(self._items[begin:end], self._together.outcomes[begin:end], strict=True)
         return [(item, outcome) for item, outcome in pairs if outcome is not None]
 
+    def _mapped(self, begin: int, end: int) -> list[tuple[Batch, MappedBatch]]:
+        """Return the batches of one partition with what they became; raise the error of a map."""
+        items: list[tuple[Batch, MappedBatch]] = []
+        for (_, batch), outcome in self._outcomes(begin, end):
+            if isinstance(outcome, Exception):
+                raise outcome
+            items.append((batch, outcome))
+        return items
+
     def _deliver(self, begin: int, end: int) -> None:
         """Send the rows on. Raises the error of a map that ends the worker, after the others are sent."""
         errors: list[Exception] = []
-        left: dict[Share, int] = {}
-        for share, _ in self._items[begin:end]:
-            left[share] = left.get(share, 0) + 1
         blocked: dict[Share, list[tuple[Batch, MappedBatch]]] = {}
         for (share, batch), outcome in self._outcomes(begin, end):
             if share.is_dropped:
@@ -404,24 +421,32 @@ class _Round:
                 errors.append(outcome)
             elif share in blocked or not share.stage.send_now(batch, outcome):
                 blocked.setdefault(share, []).append((batch, outcome))
-        for share in left:
+        for share in dict.fromkeys(share for share, _ in self._items[begin:end]):
             if share in blocked:
-                self._tasks.start_soon(self._send, share, blocked[share])
+                self._tasks.start_soon(self._send_and_end, share, blocked[share])
             elif not share.is_dropped:
                 self._end(share)
         if errors:
             raise errors[0]
 
-    async def _send(self, share: Share, items: list[tuple[Batch, MappedBatch]]) -> None:
-        """Send rows to a stage that is full, or failed records; it ends with the partition."""
-        with self._failing(), anyio.CancelScope() as share.scope, no_escape():
-            for batch, mapped in items:
-                await share.stage.send_shared(batch, mapped)
+    async def _send_and_end(self, share: Share, items: list[tuple[Batch, MappedBatch]]) -> None:
+        with self._failing():
+            await self._send(share, items)
         if not share.is_dropped:
             self._end(share)
 
+    async def _send(self, share: Share, items: list[tuple[Batch, MappedBatch]]) -> None:
+        """Send rows to a stage that is full, or failed records; it ends with the partition."""
+        with anyio.CancelScope() as scope, no_escape():
+            share.scopes.add(scope)
+            for batch, mapped in items:
+                if share.is_dropped:
+                    return
+                if not share.stage.send_now(batch, mapped):
+                    await share.stage.send_shared(batch, mapped)
+
     def _end(self, share: Share) -> None:
-        share.scope = None
+        share.scopes.clear()
         rest = share.stage.take_rest()
         if rest is not None and not self._shared.is_draining:
             self._shared.leave(share, rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmr.errors import RecordFailed
+from kmr.mapping.together import Together
 from kmr.record import Record, TopicPartition
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter
@@ -103,6 +105,58 @@ async def test_a_map_that_hangs_leaves_and_the_others_go_on(patient: None) -> No
     assert written(journal, 2) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["with room", "into a full stage"])
+async def test_rows_before_a_slow_batch_of_their_partition_come_before_its_rows(
+    monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    finish, slow, journal, consumer = Together.finish, Slow(), Journal(), MemoryConsumer()
+
+    def finish_late(together: Together, end: int) -> None:
+        slow.go_on.set()  # the slow batch is mapped before the rows of those before it are made
+        time.sleep(0.2)
+        finish(together, end)
+
+    monkeypatch.setattr(Together, "finish", finish_late)
+    if full:
+        monkeypatch.setattr("kmr.map.MapStage.send_now", lambda *_: False)
+    async with running(strategy_of(slow, journal), consumer, executor="thread") as worker:
+        await consumer.rebalance(PARTITIONS)
+        put(consumer, 1, 0, b"a")
+        for offset, value in enumerate([b"a", b"b", b"slow", b"c", b"d"]):
+            put(consumer, 2, offset, value)
+        await until_settled(worker, PARTITIONS[2], 5)
+        await until_settled(worker, PARTITIONS[1], 1)
+        await until_nothing_is_in_flight(worker)
+    assert written(journal, 2) == [0, 1, 2, 3, 4]
+
+
+async def test_a_partition_that_is_lost_before_its_earlier_rows_are_made_drops_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finish, slow, journal, consumer = Together.finish, Slow(), Journal(), MemoryConsumer()
+    is_finishing, may_finish = threading.Event(), threading.Event()
+
+    def finish_late(together: Together, end: int) -> None:
+        is_finishing.set()
+        assert may_finish.wait(60)
+        finish(together, end)
+
+    monkeypatch.setattr(Together, "finish", finish_late)
+    async with running(strategy_of(slow, journal), consumer, executor="thread") as worker:
+        await consumer.rebalance(PARTITIONS)
+        for partition in (1, 2):
+            put(consumer, partition, 0, b"a")
+        put(consumer, 2, 1, b"slow")
+        assert await anyio.to_thread.run_sync(is_finishing.wait, 60)
+        await consumer.rebalance(PARTITIONS[:2])
+        may_finish.set()
+        await until_settled(worker, PARTITIONS[1], 1)
+        slow.go_on.set()
+        await until_nothing_is_in_flight(worker)
+    assert written(journal, 1) == [0]
+    assert written(journal, 2) == []
+
+
 async def test_a_partition_that_is_lost_while_its_map_hangs_drops_its_rows_alone() -> None:
     slow, journal, consumer = Slow(), Journal(), MemoryConsumer()
     async with running(strategy_of(slow, journal), consumer, executor="thread") as worker:
@@ -178,20 +232,25 @@ async def until_mapped_of(worker: Worker, partition: int) -> None:
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=30),
     hasty=st.booleans(),
+    late=st.booleans(),
 )
 def test_rows_keep_the_order_of_their_partition_however_they_are_mapped(
-    sizes: list[tuple[int, int]], hasty: bool
+    sizes: list[tuple[int, int]], hasty: bool, late: bool
 ) -> None:
-    """Batches of more than three records are mapped alone, and one call in some takes long."""
-    journal = Journal()
+    """Batches of more than three records are mapped alone, some calls take long, or what follows."""
+    journal, finish = Journal(), Together.finish
+
+    def finish_late(together: Together, end: int) -> None:
+        time.sleep(0.1)
+        finish(together, end)
 
     async def run() -> None:
         consumer = MemoryConsumer()
         slow = threading.Event()
 
         def function(record: Record) -> dict[str, int] | None:
-            if not hasty and record.offset % 17 == 16:
-                slow.wait(0.05)
+            if not hasty and record.offset % 9 == 4:
+                slow.wait(0.07)
             return locate(record)
 
         ends = [0, 0, 0]
@@ -209,4 +268,6 @@ def test_rows_keep_the_order_of_their_partition_however_they_are_mapped(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kmr.map_shared.LITTLE", 3)
+        if late:
+            patch.setattr(Together, "finish", finish_late)
         anyio.run(run)
