@@ -27,7 +27,7 @@ _NUMBER: Final = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _NOT_ZERO: Final = r"^[+-]?[0.]*[1-9]"
 _FLOAT: Final = rf"(?i)^[+-]?(inf|infinity|nan)$|{_NUMBER}"
 
-_DIGITS: Final = {16: 11, 32: 24, 64: 53}
+DIGITS: Final = {16: 11, 32: 24, 64: 53}
 """By the width of a float: the binary digits of the whole numbers that it has without a gap."""
 
 
@@ -70,7 +70,7 @@ def to_float(array: Array, to: Any) -> Cast:
     """
     kind = array.type
     if pa.types.is_integer(kind):
-        digits = _DIGITS[to.bit_width]
+        digits = DIGITS[to.bit_width]
         if kind.bit_width > digits:
             exact = 2**digits
             large = rows_unless(between(array, -exact, exact))
@@ -104,7 +104,7 @@ def to_float(array: Array, to: Any) -> Cast:
 
 def _changed(numbers: Array, made: Array) -> Mask:
     """Mark whole numbers, as text without an exponent or as decimals, that are no float."""
-    exact = float(2 ** _DIGITS[made.type.bit_width])
+    exact = float(2 ** DIGITS[made.type.bit_width])
     large = rows_where(pc.greater_equal(pc.abs(made.cast(pa.float64())), pa.scalar(exact)))
     if large is None:
         return None

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from .fine_times import rounded, timestamps_as_text
+from .lost_digits import timestamps_as_text
 from .schemas import row_type
 from .typed import TypedFormat
 from .value_format import MALFORMED, Decoded, DecodedObjects, ValueFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from .lost_digits import DigitSearch
 
 
 class _OneColumn(ValueFormat):
@@ -79,16 +81,16 @@ class MessagePack(TypedFormat):
     def encode_one(self, value: Any) -> bytes:
         return msgspec.msgpack.encode(value)
 
-    def rounded(self, values: pa.BinaryArray) -> Iterator[tuple[int, str]]:
-        """As `TypedFormat.rounded`, with the timestamps of MessagePack, which have nanoseconds."""
-        yield from super().rounded(values)
-        for row, raw in enumerate(values.to_pylist()):
-            replaced, known = timestamps_as_text(raw) if raw is not None else (b"", {})
-            if known:
-                with suppress(msgspec.MsgspecError):  # bytes that only looked like a timestamp
-                    plain = msgspec.msgpack.decode(replaced)
-                    if (reason := rounded(self.rows.columns, plain, known)) is not None:
+    def rounded(self, values: pa.BinaryArray, search: DigitSearch) -> Iterator[tuple[int, str]]:
+        for row in search.in_messagepack(values):
+            raw = values[row].as_py()
+            replaced, known = timestamps_as_text(raw) if search.times else (raw, {})
+            for each in (replaced, raw) if known else (raw,):
+                # bytes that only looked like a timestamp
+                with suppress(msgspec.MsgspecError, RecursionError):
+                    if (reason := search.reason(msgspec.msgpack.decode(each), known)) is not None:
                         yield row, reason
+                        break
 
     @property
     def decoder(self) -> Callable[[Any], Any]:

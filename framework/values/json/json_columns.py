@@ -23,10 +23,11 @@ import pyarrow.compute as pc
 from msgspec import inspect
 
 from ...columns.fitting import fit
+from ...columns.numbers import DIGITS
 from ...errors import as_exception
 from ..decoding.slot_decoding import CompiledDecoder, batch_of, run
 from ..decoding.slots import SlotColumn, SlotLayout, Slots, valid_texts
-from ..fine_times import FINE, has_times
+from ..lost_digits import FINE, LARGE_OR_TINY, has_floats, has_times
 from ..python_columns import to_column
 from ..registry.framing import NULL, raw_values
 from ..schemas import item_of, nested_columns, row_type
@@ -79,6 +80,7 @@ class _Value:
     ) -> None:
         self.type = type_
         self.has_times = has_times(type_)
+        self.has_floats = has_floats(type_)
         self.nullable = nullable
         self.convert = convert
         self._hint = hint
@@ -116,6 +118,7 @@ def _value(
             read_as(kernel.INTEGER, "integer")
         case inspect.FloatType() if bare and type_ in (pa.float64(), pa.float32()):
             read_as(kernel.FLOAT, "double", pa.float64())
+            value.high = DIGITS[type_.bit_width]
         case inspect.BoolType() if type_ == pa.bool_():
             read_as(kernel.BOOLEAN, "boolean")
         case inspect.DateTimeType() if bare and type_ == pa.timestamp("us", tz="UTC"):
@@ -459,12 +462,15 @@ class _Cells(Slots):
         starts = pieces >> 32
         ends = starts + (pieces & 0xFFFFFFFF)
         for at, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-            if value.has_times and FINE.search(data[start:end]):
+            text = data[start:end]
+            if (value.has_times and FINE.search(text)) or (
+                value.has_floats and LARGE_OR_TINY.search(text)
+            ):
                 objects.append(None)
                 wrong.append(at)
                 continue
             try:
-                each = decode(data[start:end])
+                each = decode(text)
                 objects.append(each if convert is None or each is None else convert(each))
             except BaseException as error:  # noqa: BLE001  the row's own decoder says why
                 as_exception(error)

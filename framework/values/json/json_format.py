@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from decimal import Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -20,10 +22,14 @@ from .json_schema import registered_columns
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from ..lost_digits import DigitSearch
     from ..schemas import RowType
     from ..typed import Source
+
+_PLAIN: Final = msgspec.json.Decoder(float_hook=Decimal)
+"""Decodes to plain objects with the numbers as they are."""
 
 
 class Json(TypedFormat):
@@ -150,6 +156,13 @@ class Json(TypedFormat):
         subject = self._subject or f"{topic}-value"
         first = prefix(self._registry.register(subject, schema))
         return pa.array([first + (each or b"") for each in encoded.to_pylist()], pa.binary())
+
+    def rounded(self, values: pa.BinaryArray, search: DigitSearch) -> Iterator[tuple[int, str]]:
+        for row in search.in_json(values):
+            with suppress(msgspec.MsgspecError, RecursionError):  # it is no object
+                plain = _PLAIN.decode(values[row].as_py())
+                if (reason := search.reason(plain)) is not None:
+                    yield row, reason
 
     def encode_one(self, value: Any) -> bytes:
         return msgspec.json.encode(value)

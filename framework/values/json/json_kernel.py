@@ -18,7 +18,7 @@ import numpy as np
 from ...formats.machine_code import BYTES, INT64_TABLE, INT64S, Int, Ints, compiled, inlined
 from ...formats.memory import load8, load64
 from ..decoding.frame import ADDRESS, SlotArrays, ValueBatch, frame, load_frame, write_null
-from .json_numbers import as_float, as_integer, scan_number
+from .json_numbers import as_float, as_integer, is_kept, scan_number
 from .json_texts import (
     CLOSE,
     COLON,
@@ -200,7 +200,8 @@ def _scalar(  # noqa: C901
                 return at, np.int64(VALUE), value
         elif code == FLOAT:
             value, is_one = as_float(mantissa, power, byte == MINUS)
-            if is_one:
+            has_exponent = not integer and power >= 0
+            if is_one and (has_exponent or is_kept(mantissa, power, high)):
                 return at, np.int64(VALUE), value
     elif byte in (OPEN, LIST):
         at = skip_value(at, end)

@@ -20,6 +20,7 @@ _MOST_DIGITS = 19  # of a number below 2**64
 _LARGEST_MANTISSA = 1 << 53
 _LARGEST_POWER = 22
 _POWERS = np.array([10.0**power for power in range(_LARGEST_POWER + 1)])
+_UNITS = np.array([10**power for power in range(_MOST_DIGITS + 1)], np.uint64)
 _LOWEST, _HIGHEST = -342, 308  # powers of ten whose products with 64 bits may be floats
 
 
@@ -125,6 +126,27 @@ def as_float(mantissa: Int, power: Int, negative: bool) -> tuple[Int, bool]:
         return bits_of(-value if negative else value), True
     bits, exact = _nearest(word, power)
     return np.int64(bits | (np.uint64(negative) << np.uint64(63))), exact
+
+
+@compiled
+def is_kept(mantissa: Int, power: Int, bits: Int) -> bool:
+    """Whether a number with a power of at most 0 is a float of so many binary digits, or has a fraction."""
+    word = np.uint64(mantissa)
+    if word >> np.uint64(bits) == np.uint64(0):
+        return True
+    if power < 0:
+        if power < -_MOST_DIGITS:
+            return True
+        unit = _UNITS[-power]
+        if word % unit != np.uint64(0):
+            return True
+        word //= unit
+    if word == np.uint64(0):
+        return True
+    shift = 64 - leading_zeros(word) - bits
+    if shift <= 0:
+        return True
+    return bool((word >> np.uint64(shift)) << np.uint64(shift) == word)
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""A time with more digits of a second than Python has is no `datetime`: its record fails, alone."""
+"""A time with more digits of a second than Python has, and a whole number that is no float, fail alone."""
 
 from __future__ import annotations
 
@@ -116,3 +116,69 @@ def test_a_map_whose_keys_are_days_that_python_does_not_have_is_written_or_refus
     rows = pa.table({"of": days.cast(pa.list_(pa.map_(pa.date32(), pa.int8())))})
     with pytest.raises(RowsDoNotFit, match="of"):
         Json(rows.schema).encode(rows, "t")
+
+
+class Numbers(msgspec.Struct):
+    number: float = 0
+    inner: dict[str, float] = {}
+    items: list[float] = []
+    either: int | float = 0
+    whole: int = 0
+    nested: Numbers2 | None = None
+
+
+class Numbers2(msgspec.Struct):
+    deep: float = 0
+
+
+NO_FLOATS = [
+    ('{"number":%s}', "number"),
+    ('{"inner":{"a":%s}}', "inner[]"),
+    ('{"items":[1.5,%s]}', "items[]"),
+    ('{"nested":{"deep":%s}}', "nested.deep"),
+    ('{"n\\u0075mber": %s}', "number"),
+    ('{"whole":9223372036854775807,"number" : %s}', "number"),
+]
+LOST = ["9007199254740993", "-9223372036854775809", "12345678901234567890123"]
+LOST_IN_JSON = ["9007199254740993.0", "1e-400", "0." + "0" * 330 + "1", "-2.5E-0333"]
+FLOATS = ["9007199254740992", "1152921504606846976", "1.2345678901234567e+300", "0.1", "5e-324"]
+FLOATS += ["0." + "0" * 330, "0.12345678901234567890123", "-0.0", "9007199254740993.5"]
+
+
+def as_messagepack(text: str) -> bytes:
+    return msgspec.msgpack.encode(msgspec.json.decode(text))
+
+
+@pytest.mark.parametrize("make", [Json, MessagePack])
+@pytest.mark.parametrize(("form", "field"), NO_FLOATS)
+def test_a_number_that_is_no_float_refuses_its_record_and_those_beside_it_are_kept(
+    make: Any, form: str, field: str
+) -> None:
+    json = make is Json
+    lost = [*LOST, *LOST_IN_JSON] if json else [each for each in LOST if len(each) < 20]
+    encode = str.encode if json else as_messagepack
+    texts = [form % each for each in (*lost, *FLOATS)]
+    values = pa.array([encode(each) for each in texts], pa.binary())
+    for found in (
+        make(Numbers).decode(values).failures,
+        make(Numbers).decode_objects(values).failures,
+    ):
+        assert sorted(found) == list(range(len(lost)))
+        for row, number in enumerate(lost):
+            assert found[row].startswith(f"field {field}: a double cannot hold ")
+            assert number in found[row] or row >= len(LOST)
+
+
+def test_an_integer_of_a_narrow_float_or_of_a_union_keeps_its_value_or_is_refused() -> None:
+    narrow = pa.schema([("x", pa.float32())])
+    values = [b'{"x":16777217}', b'{"x":16777216}', b'{"x":16777217.5}', b'{"x":0.1}']
+    for made, raw in (
+        (Json(narrow), values),
+        (MessagePack(narrow), [as_messagepack(each.decode()) for each in values]),
+    ):
+        assert list(made.decode(pa.array(raw, pa.binary())).failures) == [0]
+    text = pa.array([b'{"either":9007199254740993}'], pa.binary())
+    objects, failures = Json(Numbers).decode_objects(text)
+    assert objects[0].either == 2**53 + 1
+    assert not failures
+    assert list(Json(Numbers).decode(text).failures) == [0]
