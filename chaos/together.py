@@ -53,9 +53,17 @@ class RollWorkers(StormFault[Site]):
 
 
 def _processes(command: Worker) -> set[int]:
-    """Return the processes of a command's workers."""
+    """Return the processes of a command's workers: not its watchdog, which is a child, too."""
     pid = command.service.pid
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {int(child) for child in children if _is_worker(Path(f"/proc/{child}/cmdline"))}
+
+
+def _is_worker(command_line: Path) -> bool:
+    try:
+        return b"kmr.supervisor.supervised" in command_line.read_bytes()
+    except OSError:
+        return False
 
 
 async def _until_gone(command: Worker, processes: set[int]) -> None:
