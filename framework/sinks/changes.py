@@ -52,6 +52,11 @@ class Applied(NamedTuple):
         """The rows that are not deleted."""
         return self.table.filter(pa.array(~self.deleted))
 
+    @property
+    def deletes_after_upserts(self) -> bool:
+        """Whether a row is deleted by a change after one that is not."""
+        return bool((self.deleted[1:] & ~np.logical_and.accumulate(self.deleted)[:-1]).any())
+
     def among(self, refused: dict[int, str], *, deleted: bool) -> dict[int, str]:
         """Return refused rows, given by their number among those deleted or not, by their change."""
         numbers = np.flatnonzero(self.deleted == deleted)

@@ -292,6 +292,37 @@ def deleting(
     return _Staged(connection, table, columns, progress, apply, one)
 
 
+async def delete_ended(
+    connection: Connection,
+    table: TableName,
+    columns: Sequence[PostgresColumn],
+    keys: pa.Table,
+    deleted: Sequence[bool],
+) -> None:
+    """Delete the rows whose last change is a delete, where the table holds keys equal that differ for us.
+
+    Args:
+        columns: those of the key.
+        keys: of changes that the table has taken, in order; texts that it casts.
+        deleted: which of the changes are deletes.
+    """
+    names = [quote(column.name).replace("%", "%%") for column in columns]
+    into = str(table).replace("%", "%%")
+    cells = [f"(cells->>{at})::{column.type_name}" for at, column in enumerate(columns)]
+    same = " AND ".join(f"t.{name} = e.{name}" for name in names)
+    key = ", ".join(names)
+    # The empty first half gives the columns their collations.
+    statement = f"""
+WITH given AS (
+    SELECT {key}, NULL::bigint AS "kmr at", NULL::boolean AS "kmr gone" FROM {into} WHERE false
+    UNION ALL SELECT {", ".join(cells)}, at, (%s::json->>(at - 1)::int)::boolean
+    FROM json_array_elements(%s::json) WITH ORDINALITY AS rows(cells, at)),
+ended AS (SELECT DISTINCT ON ({key}) * FROM given ORDER BY {key}, "kmr at" DESC)
+DELETE FROM {into} t USING ended e WHERE "kmr gone" AND {same}"""  # noqa: S608  quoted
+    gone = msgspec.json.encode(deleted).decode()
+    await connection.execute(statement.encode(), (gone, await run_in_thread(_cells, keys)))
+
+
 def _braces(text: str) -> str:
     """Keep braces in names from `str.format`."""
     return text.replace("{", "{{").replace("}", "}}")

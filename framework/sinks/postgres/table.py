@@ -24,7 +24,8 @@ WITH RECURSIVE base (oid, type, modifier, not_null, has_default) AS (
     FROM base JOIN pg_type t ON t.oid = base.type WHERE t.typtype = 'd')
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, greatest(a.atttypmod, base.modifier),
        NOT (a.attnotnull OR base.not_null), a.atthasdef OR a.attidentity <> '' OR base.has_default,
-       a.attgenerated <> '' OR a.attidentity = 'a', base.type::bigint, t.typcategory IN ('A', 'C', 'R')
+       a.attgenerated <> '' OR a.attidentity = 'a', base.type::bigint, t.typcategory IN ('A', 'C', 'R'),
+       coalesce((SELECT collisdeterministic FROM pg_collation c WHERE c.oid = a.attcollation), true)
 FROM pg_attribute a JOIN base ON base.oid = a.atttypid JOIN pg_type t ON t.oid = base.type
 WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped AND t.typtype <> 'd'
 ORDER BY a.attnum"""
@@ -111,13 +112,18 @@ async def read_table(connection: Connection, name: TableName) -> PostgresTable |
     """Read the definition of a table, without generated columns; None if there is no such table."""
     rows = await (await connection.execute(_COLUMNS, (str(name),))).fetchall()
     columns = []
-    for column, type_name, kind, modifier, nullable, has_default, generated, oid, has_items in rows:
+    for column, type_name, kind, modifier, nullable, has_default, generated, *more in rows:
         if generated:
             continue
+        oid, has_items, is_literal = more
         made = await _container(connection, oid, modifier) if has_items else _column(kind, modifier)
         columns.append(
             made._replace(
-                name=column, type_name=type_name, nullable=nullable, has_default=has_default
+                name=column,
+                type_name=type_name,
+                nullable=nullable,
+                has_default=has_default,
+                is_literal=is_literal,
             )
         )
     return PostgresTable(name, tuple(columns)) if rows else None

@@ -119,6 +119,7 @@ class PostgresColumn(NamedTuple):
     clock: int | None = None
     form: Literal["", "array", "range", "row"] = ""
     items: tuple[PostgresColumn, ...] = ()
+    is_literal: bool = True
 
     @property
     def is_needed(self) -> bool:
@@ -131,6 +132,12 @@ class PostgresColumn(NamedTuple):
         if self.digits is not None and self.digits[0] <= 76:
             return (pa.decimal128 if self.digits[0] <= 38 else pa.decimal256)(*self.digits)
         return _ARROW.get(self.kind, pa.string())
+
+    def tells_apart(self, kind: pa.DataType) -> bool:
+        """Whether values of an Arrow type that differ are unequal here; the texts `1` and `01` may not be."""
+        if is_text(kind):
+            return self.is_literal and self.kind in ("text", "varchar")
+        return not pa.types.is_floating(kind) and not is_text(self.arrow)
 
 
 def column_type(kind: Any) -> str:

@@ -21,12 +21,12 @@ from ...reducers.reducer import Retry
 from ...reducers.sink import declared_columns
 from ...service.threads import run_in_thread
 from ..answers import of_postgres, one_line
-from ..changes import Changes
+from ..changes import Applied, Changes
 from ..choosing import choose, schema_to_create
 from ..planning import divided, together
 from ..ranges import RangeWriter
 from .connection import Pool
-from .copying import Copying, ServerAnswer, check_key, deleting, upserting
+from .copying import Copying, ServerAnswer, check_key, delete_ended, deleting, upserting
 from .ranges import RangeEntry, Ranges, TableMoved
 from .table import TableName, create_table, quote, read_table
 from .types import targets
@@ -519,11 +519,26 @@ class PostgresWriter(RangeWriter):
             lambda columns: upserting(connection, self._name, columns, key, progress),
             self.columns,
         )
-        return {
-            **applied.refused,
+        refused = {
             **applied.among(gone, deleted=True),
             **applied.among(failed, deleted=False),
         }
+        if applied.deletes_after_upserts:
+            await self._delete_ended(connection, key, applied, list(refused))
+        return {**applied.refused, **refused}
+
+    async def _delete_ended(
+        self, connection: Connection, key: Sequence[str], applied: Applied, refused: list[int]
+    ) -> None:
+        """Delete what a later change deletes by a key that only the table holds equal."""
+        keys = applied.table.select(list(key))
+        types = {column.name: column for column in self._table.columns}
+        if all(types[field.name].tells_apart(field.type) for field in keys.schema):
+            return
+        taken = ~np.isin(applied.source, refused)
+        fitted, columns = await run_in_thread(self._fit, keys.filter(pa.array(taken)), key)
+        deleted = applied.deleted[taken].tolist()
+        await delete_ended(connection, self._name, columns, fitted.table, deleted)
 
     async def _send(
         self,

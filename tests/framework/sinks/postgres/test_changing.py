@@ -86,6 +86,51 @@ async def test_what_a_constraint_refuses_is_refused_alone(
     assert "null, though it is of the key" in found[7]
 
 
+CASELESS = "CREATE COLLATION caseless (provider=icu, locale='und-u-ks-level2', deterministic=false)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "same"),
+    [
+        ("uuid", "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+        ("bigint", "1", "01"),
+        ("numeric(4, 2)", "1.5", "1.50"),
+        ("char(3)", "a", "a  "),
+        ("timestamptz", "2026-01-01T00:00:00Z", "2026-01-01T01:00:00+01:00"),
+        ("inet", "10.0.0.1", "10.0.0.1/32"),
+        ("jsonb", '{"a": 1, "b": 2}', '{"b": 2, "a": 1}'),
+        ("double precision", 0.0, -0.0),
+        ("text COLLATE caseless", "Ann", "ANN"),
+    ],
+)
+async def test_the_last_change_wins_of_keys_that_only_the_table_holds_equal(
+    postgres_url: str, context: Context, kind: str, one: Any, same: Any
+) -> None:
+    if "caseless" in kind:
+        try:
+            execute(postgres_url, CASELESS)
+        except psycopg.errors.FeatureNotSupported:
+            pytest.skip("this server was built without ICU")
+    execute(postgres_url, f'CREATE TABLE hits ("i%d" {kind} PRIMARY KEY, name text)')
+    writer = await opened(postgres_url, context, **BY_ID | {"key": ["i%d"]})
+    histories: list[list[tuple[str, Any, str | None]]] = [
+        [("c", one, "a"), ("d", same, None)],
+        [("c", one, "a"), ("d", same, None), ("c", one, "b")],
+        [("c", one, "a"), ("u", same, "b")],
+        [("d", one, None), ("d", same, None)],
+        [("u", one, "x\0"), ("c", one, "a"), ("d", same, None), ("u", same, "c"), ("d", one, None)],
+    ]
+    names = []
+    for number, history in enumerate(histories):
+        ops, ids, texts = zip(*history, strict=True)
+        table = pa.table({"i%d": ids, "name": pa.array(texts, pa.string()), "op": ops})
+        first = number * 10
+        ranges = (Range("t", 0, first, first + len(history) - 1),)
+        await flush(writer, Rows(table, ranges, np.arange(first, first + len(history))))
+        names.append([name for (name,) in query(postgres_url, "SELECT name FROM hits")])
+    assert names == [[], ["b"], ["b"], [], []]
+
+
 async def test_a_truncate_empties_the_table_before_what_follows(
     postgres_url: str, context: Context
 ) -> None:
