@@ -17,19 +17,27 @@ from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
     from kmr.sinks import RangeRows
 
+
+def _repeated(times: Sequence[int]) -> list[Record]:
+    return [
+        Record("repeated", n % 2, n // 2, None, value, 1_767_225_600_000_000 + at * 1_000_000, 0)
+        for n, at in enumerate([30 * turn + at for turn in range(3) for at in times])
+        for value in [b"abdadbad"[n * 3 % 8 :][:1]]
+    ]
+
+
 _TIMES: Final = [0, 0, 1, 2, 9, 8, 3, 4, 12, 13, 5, 6, 20, 20, 14, 15]
-REPEATED: Final = [
-    Record("repeated", n % 2, n // 2, None, value, 1_767_225_600_000_000 + at * 1_000_000, 0)
-    for n, at in enumerate([30 * turn + at for turn in range(3) for at in _TIMES])
-    for value in [b"abdadbad"[n * 3 % 8 :][:1]]
-]
+REPEATED: Final = _repeated(_TIMES)
 """Records with values that come again, some of them late, in two partitions."""
+
+OVERTAKEN: Final = _repeated([7, 6, 5, 5, *_TIMES[4:]])
+"""The same, but each partition begins with a record of its second window."""
 
 JOINED: Final = [
     Record("wide", n % 14, n // 14, None, value, 1_767_225_600_000_000, 0)
@@ -246,4 +254,6 @@ def records_of(name: str) -> list[Any]:
     """Return the records for a strategy."""
     if name.startswith("joined"):
         return JOINED
+    if name == "windows of idle partitions":
+        return OVERTAKEN
     return list(REPEATED if name.startswith(("distinct", "windows")) else RECORDS)

@@ -15,6 +15,7 @@ from .nightly import try_mutation
         "a range is written before earlier failed records are settled",
         "a token without a range",
         "a token does not contain the generation",
+        "a token without the times",
         "the watermark jumps to the highest settled offset",
     ],
 )
