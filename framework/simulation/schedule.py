@@ -242,10 +242,16 @@ def _resets(seed: int, sizes: tuple[int, ...], most: int, length: float) -> list
         count = rng.choice((0, 0, rng.randrange(min(sizes[number], most) + 1)))
         how: How = rng.choice(("", "kill before", "sleep before"))
         made.append(Event(round(at, 2), what, number, count, how=how))
-        # A fault of the writes before the reset, and one of the first writes after it.
-        before: How = rng.choice(("", "", "refuse", "slow", "hang"))
+        # Faults of the writes before the reset, and one of the first writes after it. Who sleeps through it
+        # has a write of each partition that was not acknowledged.
+        faults: tuple[How, ...] = ("refuse", "slow", "hang")
+        before = (
+            [rng.choice(faults) for _ in sizes[:2]]
+            if how == "sleep before"
+            else [rng.choice(("", "", *faults))]
+        )
         after: How = rng.choice(("", "", "lose", "torn", "kill before", "kill after"))
-        for then, fault in ((max(0.0, at - 0.5), before), (at + 0.01, after)):
+        for then, fault in ((at + 0.01, after), *((max(0.0, at - 0.5), each) for each in before)):
             if fault:
                 made.append(Event(round(then, 2), "fault", target="sink", how=fault, seconds=5.0))
     return made

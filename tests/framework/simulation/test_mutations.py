@@ -24,6 +24,11 @@ def test_a_mutation_of_the_protocol_is_found(name: str) -> None:
     assert found, rest
 
 
+def test_a_member_that_slept_through_a_reset_and_does_not_ask_is_found() -> None:
+    found, rest = try_mutation("a range is written once more without asking the group", 4, 485)
+    assert found, rest
+
+
 def test_every_mutation_fits_one_place_of_the_present_code() -> None:
     assert len(MUTATIONS) >= 50
     for name, mutation in MUTATIONS.items():
