@@ -11,8 +11,9 @@ from ..config.schema import parse_duration
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
 from ..record import COORDINATES, Rows
-from ..reducers.aggregate import ALL, AggregateFunction, has_function, sources_and_functions
+from ..reducers.aggregate import ALL, AggregateFunction, sources_and_functions
 from ..reducers.collect import Collecting
+from ..reducers.grouping import has_function
 from ..reducers.sink import Refusal, RowsRefused
 from .session_state import SessionState
 from .window_aggregates import LAST_OFFSET, Aggregates

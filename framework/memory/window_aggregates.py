@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..column_types import MixedTypes, join_tables
-from ..reducers.aggregate import ALL, group
+from ..reducers.aggregate import ALL
+from ..reducers.grouping import group, require_sums
 from .window_functions import WindowFunction, buckets_of, quantile_of, quantiles
 
 if TYPE_CHECKING:
@@ -111,8 +112,12 @@ class Aggregates:
                     _ones(len(starts)) if values is None else values.is_valid().cast(pa.int64())
                 )
                 parts[f"{name} count"] = counts
-            if values is not None and function in ("sum", "mean"):
-                parts[name if function == "sum" else f"{name} sum"] = _summands(values, source)
+            if values is not None and function == "sum":
+                parts[name] = _summands(values, source)
+            elif values is not None and function == "mean":
+                whole = pa.types.is_integer(values.type)
+                sums = values.cast(pa.float64(), safe=False) if whole else _summands(values, source)
+                parts[f"{name} sum"] = sums
             elif values is not None and function != "count":
                 parts[name] = values
         self._merged.add(pa.table(parts))
@@ -251,6 +256,8 @@ class _Folded:
         if self._functions is None:
             return table
         names = [*self._keys, *self._functions]
+        sums = [name for name, function in self._functions.items() if function == "sum"]
+        require_sums(table, self._keys, sums, "Window")
         return group(table, self._keys, list(self._functions.items())).rename_columns(names)
 
     def starts(self) -> NDArray[np.int64]:

@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from ..errors import StrategyError
 from .collect import Collecting, one_table
+from .grouping import group, numbers_of_rows, overflows
+from .sink import RowsRefused, refusals_among
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +51,7 @@ class Aggregate(Collecting):
     Raises:
         StrategyError: there is no such function; from `flush`: the rows lack a column, or the function
             does not support its type.
+        RowsRefused: from `flush`: a sum is beyond its type; the records of its group fail.
     """
 
     def __init__(
@@ -73,15 +76,40 @@ class Aggregate(Collecting):
             )
 
     def flush(self) -> pa.Table:
+        table = self.table_of(self.rows)
         grouped = group(
-            self.table_of(self.rows),
+            table,
             self.by,
             [
                 ([], "count_all") if source == ALL else (source, function)
                 for source, function in self.columns.values()
             ],
-        )
-        return grouped.rename_columns([*self.by, *self.columns])
+        ).rename_columns([*self.by, *self.columns])
+        return self.without_overflows(grouped, table, self.rows)
+
+    def without_overflows(
+        self, grouped: pa.Table, table: pa.Table, rows: Sequence[Rows]
+    ) -> pa.Table:
+        """Return the groups of a table, all of whose sums fit their types.
+
+        Args:
+            rows: those that are joined in the table.
+
+        Raises:
+            RowsRefused: some do not; it has the others.
+        """
+        beyond: dict[int, str] = {}
+        for name, (source, function) in self.columns.items():
+            decimals = function == "mean" and pa.types.is_decimal(table.column(source).type)
+            if function == "sum" or decimals:
+                for number, reason in overflows(table, self.by, source).items():
+                    beyond.setdefault(number, f"column {name}: {reason}")
+        if not beyond:
+            return grouped
+        places = numbers_of_rows(table, self.by)
+        refused = {row: beyond[number] for number in beyond for row in places[number]}
+        out = grouped.filter(pa.array([row not in beyond for row in range(grouped.num_rows)]))
+        raise RowsRefused(refusals_among(rows, refused), out=out)
 
     def table_of(self, rows: Sequence[Rows]) -> pa.Table:
         """Join rows, with the coordinates of their records where these are grouped or aggregated.
@@ -119,42 +147,3 @@ def sources_and_functions(what: str, columns: Any) -> dict[str, tuple[str, Any]]
             f'"ms": ("ms", "mean")}}, not {columns!r}'
         )
     return {name: (source, function) for name, (source, function) in columns.items()}
-
-
-def has_function(kind: pa.DataType, function: str) -> bool:
-    """Return whether values of a type can be aggregated by a function."""
-    schema = pa.schema([pa.field("key", pa.int8()), pa.field("value", kind)])
-    try:
-        group(schema.empty_table(), ["key"], [("value", function)])
-    except StrategyError:
-        return False
-    return True
-
-
-_ROW: Final = "kmr row"
-
-
-def group(
-    table: pa.Table, by: Sequence[str], aggregations: Sequence[Any], *, in_order: bool = False
-) -> pa.Table:
-    """Group rows: the columns of `by`, then the aggregations.
-
-    Args:
-        aggregations: as for `pyarrow.TableGroupBy.aggregate`.
-        in_order: groups come in the order of their first rows; else in any order.
-
-    Raises:
-        StrategyError: a function does not support the type of its column.
-    """
-    if in_order:
-        numbered = table.append_column(_ROW, pa.array(range(table.num_rows), pa.int64()))
-        groups = group(numbered, by, [*aggregations, (_ROW, "min")])
-        return groups.sort_by(f"{_ROW}_min").drop_columns(f"{_ROW}_min")
-    try:
-        # One thread keeps the order of the rows, which first, last and list need.
-        return table.group_by(list(by), use_threads=False).aggregate(list(aggregations))
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise StrategyError(
-            f"Aggregate: {list(aggregations)} cannot be computed: {error}; the rows are "
-            f"{', '.join(f'{field.name} {field.type}' for field in table.schema)}"
-        ) from error

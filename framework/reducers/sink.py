@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
+import numpy as np
+
+from ..delivery.ranges import ranges_of
 from ..service.threads import run_in_thread
 from .finding import Finding
 from .reducer import DEFAULT_MAX_ROWS, Reducer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -132,6 +135,33 @@ class RowsRefused(Exception):
         self.refusals = refusals
         self.records = records
         self.out = out
+
+
+def refusals_among(parts: Iterable[Rows], refused: Mapping[int, str]) -> list[Refusal]:
+    """Return refused rows, given by their number among the rows of all parts, as parts of these."""
+    numbers = np.array(sorted(refused), dtype=np.int64)
+    refusals = []
+    begin = 0
+    for part in parts:
+        end = begin + len(part)
+        first, last = np.searchsorted(numbers, [begin, end])
+        rows = (numbers[first:last] - begin).tolist()
+        reasons = tuple(refused[begin + row] for row in rows)
+        if rows and part.offsets is None:
+            # A row belongs to no single record: all records of this part go to the error sink.
+            more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
+            refusals.append(Refusal(part.take(rows), reasons[0] + more))
+        elif rows:
+            same = len(set(reasons)) == 1
+            refusals.append(Refusal(_some(part, rows), reasons[0] if same else reasons))
+        begin = end
+    return refusals
+
+
+def _some(part: Rows, rows: Sequence[int]) -> Rows:
+    assert part.offsets is not None  # noqa: S101  the caller has checked
+    some = part.take(rows)
+    return replace(some, ranges=ranges_of(np.unique(part.offsets[rows]), part.ranges[0]))
 
 
 def with_large_flushes(reducer: Reducer) -> Reducer:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..delivery.announcement import JoinedAnnouncement, WindowAnnouncement, token_of
-from ..delivery.ranges import merge_ranges, ranges_of
+from ..delivery.ranges import merge_ranges
 from ..record import Rows, TopicPartition
 from ..reducers.collect import one_table
-from ..reducers.sink import NEW, Refusal, Write
+from ..reducers.sink import NEW, Refusal, Write, refusals_among
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -173,33 +173,6 @@ class RangeRows:
     def refusals(self, refused: Mapping[int, str]) -> list[Refusal]:
         """Return the refused rows, given by row number, as parts of the `Rows` that were added."""
         return refusals_among(self.parts, refused)
-
-
-def refusals_among(parts: Iterable[Rows], refused: Mapping[int, str]) -> list[Refusal]:
-    """Return refused rows, given by their number among the rows of all parts, as parts of these."""
-    numbers = np.array(sorted(refused), dtype=np.int64)
-    refusals = []
-    begin = 0
-    for part in parts:
-        end = begin + len(part)
-        first, last = np.searchsorted(numbers, [begin, end])
-        rows = (numbers[first:last] - begin).tolist()
-        reasons = tuple(refused[begin + row] for row in rows)
-        if rows and part.offsets is None:
-            # A row belongs to no single record: all records of this part go to the error sink.
-            more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
-            refusals.append(Refusal(part.take(rows), reasons[0] + more))
-        elif rows:
-            same = len(set(reasons)) == 1
-            refusals.append(Refusal(_some(part, rows), reasons[0] if same else reasons))
-        begin = end
-    return refusals
-
-
-def _some(part: Rows, rows: Sequence[int]) -> Rows:
-    assert part.offsets is not None  # noqa: S101  the caller has checked
-    some = part.take(rows)
-    return replace(some, ranges=ranges_of(np.unique(part.offsets[rows]), part.ranges[0]))
 
 
 def plan_ranges(

@@ -15,8 +15,15 @@ from ..columns.texts import json_rows
 from ..errors import SinkError, StrategyError
 from ..reducers.collect import Collecting, one_table
 from ..reducers.reducer import Context, Retry, SizeLimits
-from ..reducers.sink import NEW, Capabilities, Refusal, RowsRefused, Sink, Write
-from .planning import refusals_among
+from ..reducers.sink import (
+    NEW,
+    Capabilities,
+    Refusal,
+    RowsRefused,
+    Sink,
+    Write,
+    refusals_among,
+)
 
 StreamFormat = Literal["json", "pretty"]
 

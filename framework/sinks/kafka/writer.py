@@ -23,11 +23,18 @@ from ...kafka.transactions import Transactions
 from ...reducers.collect import Collecting, one_table
 from ...reducers.finding import Finding
 from ...reducers.reducer import Context, Retry, SizeLimits
-from ...reducers.sink import NEW, Capabilities, Refusal, RowsRefused, Sink, Write
+from ...reducers.sink import (
+    NEW,
+    Capabilities,
+    Refusal,
+    RowsRefused,
+    Sink,
+    Write,
+    refusals_among,
+)
 from ...service.threads import run_in_thread
 from ...values.registry.registry import RegistryUnavailable
 from ..changes import Changes
-from ..planning import refusals_among
 from .row_messages import (
     JSON,
     RowMessages,

@@ -7,8 +7,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...reducers.aggregate import ALL, Aggregate, group
+from ...reducers.aggregate import ALL, Aggregate
 from ...reducers.collect import Collecting, one_table
+from ...reducers.grouping import group, require_sums
 
 _MERGE: Final = {
     "sum": "sum",
@@ -45,11 +46,15 @@ class PartialAggregate(_AggregateHalf):
         names: list[str] = []
         wanted: list[Any] = []
         for number, (source, function) in enumerate(self.aggregate.columns.values()):
+            if function == "mean" and pa.types.is_integer(table.schema.field(source).type):
+                floats = table[source].cast(pa.float64(), safe=False)
+                source = f"{number}.mean"
+                table = table.append_column(source, floats)
             for part in ("sum", "count") if function == "mean" else (function,):
                 names.append(f"{number}.{part}")
                 wanted.append(_of_values(table, source, part))
-        grouped = group(table, self.aggregate.by, wanted)
-        return grouped.rename_columns([*self.keys, *names])
+        grouped = group(table, self.aggregate.by, wanted).rename_columns([*self.keys, *names])
+        return self.aggregate.without_overflows(grouped, table, self.rows)
 
 
 def _of_values(table: pa.Table, source: str, function: str) -> Any:
@@ -80,6 +85,8 @@ class FinalAggregate(_AggregateHalf):
                 results[number] = self._of_lists(table, number, function)
             else:
                 plain.append((f"{number}.{function}", _MERGE[function]))
+        summed = [name for name, function in plain if function == "sum"]
+        require_sums(table, self.keys, summed, "Aggregate")
         grouped = group(table, self.keys, plain, in_order=True)
         for number, (_, function) in enumerate(self.aggregate.columns.values()):
             if function == "mean":

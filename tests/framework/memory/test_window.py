@@ -149,6 +149,24 @@ def test_records_that_all_have_no_time_fail_and_end_nothing() -> None:
     assert state.close(state.level).to_pylist()[0]["of"] == [4]
 
 
+@pytest.mark.parametrize("session", [None, "5s"])
+def test_a_sum_beyond_its_type_ends_with_the_reason_and_a_mean_needs_none(
+    session: str | None,
+) -> None:
+    of_rows = {} if session is None else {"length": None, "session": session, "max": "10s"}
+    most = 2**63 - 1
+    strategy = Strategy(
+        map=lambda _: {"ts": BEGIN, "v": most},
+        reduce=[window(columns={"mean": ("v", "mean")}, **of_rows), StreamWriter("stdout")],
+    )
+    (row,) = run_strategy(strategy, [b"", b""]).rows
+    assert row["mean"] == float(most)
+    sums = window(columns={"total": ("v", "sum")}, **of_rows)
+    strategy = Strategy(map=strategy.map, reduce=[sums, StreamWriter("stdout")])
+    with pytest.raises(StrategyError, match=f"the sum of total is {2 * most}, beyond int64"):
+        run_strategy(strategy, [b"", b""])
+
+
 def test_the_late_rows_have_to_be_decided() -> None:
     with pytest.raises(StrategyError, match="late"):
         Window("1m", time="ts", columns={"n": ("*", "count")})  # type: ignore[call-arg]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kmr.errors import StrategyError
 from kmr.record import Range, Rows
-from kmr.reducers.aggregate import Aggregate, group
+from kmr.reducers.aggregate import Aggregate
+from kmr.reducers.sink import RowsRefused
 
 
 def rows_of(**columns: Any) -> Rows:
@@ -110,16 +111,27 @@ def test_what_cannot_be_computed_is_refused_at_once(
         Aggregate(by, columns)
 
 
-def test_groups_come_in_the_order_of_their_first_rows_where_that_is_wanted() -> None:
-    # pyarrow alone has another order for some of these tables.
-    for seed in range(40):
-        chance = random.Random(seed)
-        sizes = [chance.randint(1, 8) for _ in range(chance.randint(1, 6))]
-        parts = [
-            {"a": [chance.randint(0, 9) for _ in range(n)], "b": chance.choices("ab", k=n)}
-            for n in sizes
-        ]
-        table = pa.concat_tables([pa.table(part) for part in parts])
-        keys = [(row["a"], row["b"]) for row in table.to_pylist()]
-        grouped = group(table, ["a", "b"], [([], "count_all")], in_order=True).to_pylist()
-        assert [(row["a"], row["b"]) for row in grouped] == list(dict.fromkeys(keys))
+def test_the_records_of_a_group_whose_sum_is_beyond_its_type_fail_and_the_others_go_on() -> None:
+    most = 2**63 - 1
+    aggregate = Aggregate(["k"], {"total": ("x", "sum"), "mean": ("x", "mean")})
+    for first, keys, values in ((0, ["a", "b"], [most, 1]), (2, ["b", "a"], [2, most])):
+        table = pa.table({"k": keys, "x": values})
+        ranges = (Range("t", 0, first, first + 1),)
+        aggregate.add(Rows(table, ranges, np.arange(first, first + 2)))
+    with pytest.raises(RowsRefused) as refused:
+        aggregate.flush()
+    assert refused.value.out is not None
+    assert refused.value.out.to_pylist() == [{"k": "b", "total": 3, "mean": 1.5}]
+    assert [
+        list(each.rows.offsets) for each in refused.value.refusals if each.rows.offsets is not None
+    ] == [[0], [3]]
+    reasons = {each.reason for each in refused.value.refusals}
+    assert reasons == {f"column total: the sum of x is {2 * most}, beyond int64; cast x in the map"}
+
+
+def test_a_mean_of_large_numbers_needs_no_sum_that_fits() -> None:
+    most = 2**63 - 1
+    aggregate = Aggregate(["k"], {"mean": ("x", "mean")})
+    assert aggregated(aggregate, rows_of(k=["a", "a"], x=[most, most])) == [
+        {"k": "a", "mean": float(most)}
+    ]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kmr.errors import StrategyError
 from kmr.record import Range, Rows
 from kmr.reducers.aggregate import Aggregate
+from kmr.reducers.sink import RowsRefused
 from kmr.spark.engine.aggregation import FinalAggregate, PartialAggregate
 
 FUNCTIONS = ("sum", "count", "min", "max", "mean", "count_distinct", "first", "last", "list")
@@ -104,3 +105,15 @@ def test_a_missing_column_is_the_error_of_the_worker() -> None:
     half.add(rows_of(pa.table({"k": ["a"]})))
     with pytest.raises(StrategyError, match=r"no column 'delay', only \['k'\]"):
         half.flush()
+
+
+def test_sums_and_means_of_large_numbers_are_those_of_the_whole_or_are_refused() -> None:
+    most = 2**63 - 1
+    large = pa.table({"k": ["a", "a"], "x": [most, most]})
+    means = Aggregate(["k"], {"mean": ("x", "mean")})
+    assert in_halves(means, [large, large]).to_pylist() == [{"k": "a", "mean": float(most)}]
+    sums = Aggregate(["k"], {"total": ("x", "sum")})
+    with pytest.raises(RowsRefused):
+        in_halves(sums, [large])
+    with pytest.raises(StrategyError, match="is 18446744073709551614, beyond int64"):
+        in_halves(sums, [large.slice(0, 1), large.slice(1)])
