@@ -1,9 +1,13 @@
 """The type of a column for which values of several types arrived: the type that fits most values wins.
 
 Types that Arrow unifies count together: int64 and double are double, structs with different fields are one
-struct, and null fits every type. Of types that fit equally many values the first of this order wins: numbers,
-booleans, times, text, bytes, others, and then the name of the type. So the order of values has
-no effect, with one exception: Arrow takes a boolean that follows a float for 0.0 or 1.0.
+struct, points in time of several zones are UTC, and null fits every type. Of types that fit equally many
+values the first of this order wins: numbers, booleans, times, text, bytes, others, and then the name of the
+type. So the order of values has no effect, with one exception: Arrow takes a boolean that follows a float for
+0.0 or 1.0.
+
+A value that its column's type cannot hold (2**53 + 1 beside floats) is refused alone; where most values are
+such ones, the others are refused.
 """
 
 from __future__ import annotations
@@ -11,12 +15,17 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 
-from .columns.kinds import is_number
+from .columns.casting import Cast, Misfit
+from .columns.fitting import fit
+from .columns.kinds import either, is_number, whole
+from .columns.reasons import reasons
+from .columns.texts import excerpt, python_values
 from .errors import StrategyError
 
 if TYPE_CHECKING:
@@ -87,6 +96,9 @@ def _unify(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         pa.types.is_floating(one) or pa.types.is_floating(other)
     ):
         return None  # Arrow names a common type, but does not convert a Decimal to a float.
+    zones: set[str | None] = {getattr(kind, "tz", None) for kind in (one, other)}
+    if len(zones) == 2 and None not in zones:  # the same points in time
+        one, other = (pa.timestamp(cast("Any", kind).unit, "UTC") for kind in (one, other))
     schemas = [pa.schema([pa.field("", kind)]) for kind in (one, other)]
     try:
         unified: pa.DataType = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
@@ -110,8 +122,7 @@ def join_tables(tables: Sequence[pa.Table]) -> JoinedTables:
     """Join tables; a column that only some have is null in the others.
 
     Raises:
-        StrategyError: a value does not fit the wider type of its column (an integer above 2**53 beside
-            floats).
+        StrategyError: the columns have no common type.
     """
     with suppress(*_CONFLICTS):
         return JoinedTables(pa.concat_tables(tables, promote_options="permissive"), {})
@@ -136,17 +147,62 @@ def _replace_misfits(tables: list[pa.Table], name: str, misfits: dict[int, str])
         if column is not None and column.null_count < len(column):
             values[column.type] += len(column) - column.null_count
     choice = choose_type(values)
+    columns = [_column(table, name) for table in tables]
+    of_type = {
+        kind: [whole(each) for each in columns if each is not None and each.type == kind]
+        for kind in choice.fits
+    }
+    target = least_misfits(of_type, choice.type)
     begin = 0
-    for at, table in enumerate(tables):
-        column = _column(table, name)
-        if column is not None and column.type not in choice.fits:
-            reason = f"column {name}: {column.type}, but most values are {choice.type}"
-            rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)) + begin
-            misfits.update(dict.fromkeys(rows.tolist(), reason))
-            tables[at] = table.set_column(
-                table.column_names.index(name), name, pa.nulls(len(column))
-            )
+    for at, (table, column) in enumerate(zip(tables, columns, strict=True)):
+        if column is not None and column.type != target:
+            array = whole(column)
+            if column.type in choice.fits:
+                fitted = _exactly(array, target)
+                found = reasons(name, str(target), array, fitted)
+            else:
+                fitted = Cast(pa.nulls(len(array)))
+                found = other_types(name, array, choice.type)
+            misfits.update({begin + row: reason for row, reason in found.items()})
+            tables[at] = table.set_column(table.column_names.index(name), name, fitted.array)
         begin += table.num_rows
+
+
+def least_misfits(arrays: Mapping[pa.DataType, Sequence[Any]], common: pa.DataType) -> pa.DataType:
+    """Return the type that most values fit as they are: the common one, or that of some of them."""
+
+    def misfits(target: pa.DataType) -> int:
+        count = 0
+        for array in chain.from_iterable(arrays.values()):
+            try:
+                bad = _exactly(array, target).bad
+            except Misfit:
+                return everything
+            count += 0 if bad is None else int(bad.sum())
+        return count
+
+    everything = sum(map(len, chain.from_iterable(arrays.values()))) + 1
+    fewest = misfits(common)
+    for kind in sorted(arrays, key=str) if fewest else ():
+        if (here := misfits(kind)) < fewest:
+            common, fewest = kind, here
+    return common
+
+
+def _exactly(array: Any, target: pa.DataType) -> Cast:
+    """Cast to a type; a time that would lose digits does not fit."""
+    made = fit(array, target)
+    return made._replace(bad=either(made.bad, made.cut))
+
+
+def other_types(name: str, array: Any, chosen: pa.DataType) -> dict[int, str]:
+    """Return why the values of a column are not of the type that most values are."""
+    rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist()
+    valid = array.drop_null() if array.null_count else array
+    return {
+        row: f"column {name}: {excerpt(value)} is {array.type}, but most values are {chosen}"
+        for row, value in zip(rows, python_values(valid), strict=True)
+    }
 
 
 def _column(table: pa.Table, name: str) -> Any:

@@ -313,8 +313,7 @@ def _map_of_struct(
     _refuse_twice(array)
     names = [field.name for field in array.type]
     keys = of_keys(pa.array(names, pa.string()))
-    if keys.bad is not None:
-        raise Misfit(f"its key {excerpt(names[int(np.flatnonzero(keys.bad)[0])])} does not fit")
+    no_keys = frozenset() if keys.bad is None else set(np.flatnonzero(keys.bad).tolist())
     bad: Mask = None
     cut: Mask = None
     places: dict[str, NDArray[np.bool_]] = {}
@@ -323,6 +322,9 @@ def _map_of_struct(
         child = pc.struct_field(array, [at])
         there = np.flatnonzero(child.is_valid().to_numpy(zero_copy_only=False))
         of_rows = partial(_of_rows, count=len(array), rows=there)
+        if at in no_keys and len(there):
+            bad = either(bad, mask_of(there, len(array)))
+            places[f" key {excerpt(name)}"] = mask_of(there, len(array))
         made = of_items(child.take(pa.array(there)))
         items.append(made.array)
         rows.append(there)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ..column_types import choose_type, join_tables
+from ..column_types import choose_type, join_tables, least_misfits
 from ..columns.kinds import null_rows, twice, whole
 from ..columns.texts import excerpt
 from ..errors import StrategyError, as_exception, reason_of, storable, traceback_of, type_of
@@ -296,15 +296,21 @@ def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
         elif value is not None:
             rows_of_class.setdefault((type(value), _has_zone(value)), []).append(row)
     rows_of_type: dict[pa.DataType, list[int]] = {}
+    arrays: dict[pa.DataType, list[pa.Array[Any]]] = {}
     for rows in rows_of_class.values():
         for some, array in convert(values, rows, None, refused):
             rows_of_type.setdefault(array.type, []).extend(some)
+            arrays.setdefault(array.type, []).append(array)
     choice = choose_type({kind: len(rows) for kind, rows in rows_of_type.items()})
     for kind, rows in rows_of_type.items():
         if kind not in choice.fits:
-            reason = f"{kind}, but most values are {choice.type}"
-            refused.update(dict.fromkeys(rows, reason))
-    return choice.type
+            refused.update(
+                {
+                    row: f"{excerpt(values[row])} is {kind}, but most values are {choice.type}"
+                    for row in rows
+                }
+            )
+    return least_misfits({kind: arrays[kind] for kind in choice.fits}, choice.type)
 
 
 def _drop_records(

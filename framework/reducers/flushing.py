@@ -223,9 +223,15 @@ def _separate(held: Sequence[Rows]) -> tuple[list[Rows], list[Refusal]]:
         if first < last:
             # Rows that belong to no single record have one type, and fail together.
             fits = np.zeros(len(rows), dtype=np.bool_)
+            reason: str | tuple[str, ...] = joined.misfits[int(misfits[first])]
             if rows.offsets is not None:
-                fits = ~np.isin(rows.offsets, rows.offsets[misfits[first:last] - begin])
-            refusals.append(Refusal(rows.filter(~fits), joined.misfits[int(misfits[first])]))
+                of_record = {
+                    int(rows.offsets[row - begin]): joined.misfits[row]
+                    for row in reversed(misfits[first:last].tolist())
+                }
+                fits = ~np.isin(rows.offsets, list(of_record))
+                reason = tuple(of_record[offset] for offset in rows.offsets[~fits].tolist())
+            refusals.append(Refusal(rows.filter(~fits), reason))
             here = replace(rows, table=joined.table.slice(begin, len(rows))).filter(fits)
         kept.append(here)
         begin = end

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
 from kmr.column_types import choose_type, join_tables
-from kmr.errors import StrategyError
 
 INT, FLOAT, TEXT, BOOL = pa.int64(), pa.float64(), pa.string(), pa.bool_()
 
@@ -40,10 +41,46 @@ def test_tables_are_joined_and_values_of_another_type_are_null() -> None:
     )
     assert joined.table.column("a").to_pylist() == [None, None, 1, 2, None, None]
     assert joined.table.column("b").to_pylist() == [1.0, 2.0, 0.5, 1.5, None, None]
-    assert joined.misfits == {0: "column a: string, but most values are int64"}
+    assert joined.misfits == {0: "column a: 'x' is string, but most values are int64"}
 
 
-def test_an_integer_that_no_float_can_hold_is_a_clear_error() -> None:
-    tables = [pa.table({"a": [2**60 + 1]}), pa.table({"a": [0.5]})]
-    with pytest.raises(StrategyError, match=r"incompatible types .*schema=\.\.\."):
-        join_tables(tables)
+@pytest.mark.parametrize(
+    ("arrays", "kind", "refused"),
+    [
+        ([[1, 2**60 + 1], [0.5, 1.5]], FLOAT, {1: "1152921504606846977"}),
+        ([[2**60 + 1, 2**60 + 3], [0.5, 2.0]], INT, {2: "0.5"}),
+        ([[[2**60 + 1]], [[0.5], [1.5]]], pa.list_(FLOAT), {0: "[1152921504606846977]"}),
+        (
+            [[{"n": 2**60 + 1}], [{"n": 0.5}, {"n": 1}]],
+            pa.struct([("n", FLOAT)]),
+            {0: "1152921504606846977"},
+        ),
+        ([pa.array([2**64 - 1], pa.uint64()), [-1, 2]], INT, {0: "18446744073709551615"}),
+        (
+            [pa.array([2**62], pa.timestamp("s")), pa.array([1, 2], pa.timestamp("ns"))],
+            pa.timestamp("ns"),
+            {0: "+146138514283"},
+        ),
+    ],
+)
+def test_a_value_that_the_common_type_cannot_hold_is_refused_alone(
+    arrays: list[Any], kind: pa.DataType, refused: dict[int, str]
+) -> None:
+    joined = join_tables([pa.table({"a": each}) for each in arrays])
+    assert joined.table.column("a").type == kind
+    assert list(joined.misfits) == list(refused)
+    for row, value in refused.items():
+        assert joined.misfits[row].startswith("column a")
+        assert value in joined.misfits[row]
+    kept = [each for row, each in enumerate(joined.table.column("a")) if row not in refused]
+    assert all(each.is_valid for each in kept)
+
+
+def test_points_in_time_of_several_zones_are_one_column() -> None:
+    zones = ["+02:00", "Europe/Berlin", "UTC"]
+    joined = join_tables(
+        [pa.table({"a": pa.array([1], pa.timestamp("us", zone))}) for zone in zones]
+    )
+    assert joined.misfits == {}
+    assert joined.table.column("a").type == pa.timestamp("us", "UTC")
+    assert joined.table.column("a").cast(pa.int64()).to_pylist() == [1, 1, 1]

@@ -48,6 +48,42 @@ def as_paths(array: Array, typed: Sequence[tuple[str, Callable[[Array], Cast]]])
     return Cast(array, bad, found)
 
 
+def without_nameless(array: Array) -> Cast:
+    """Leave out the fields without a name, which no tuple of the server has: rows with a value there are bad.
+
+    Raises:
+        Misfit: no field of an object has a name.
+    """
+    kind = array.type
+    if is_list(kind) and _has_nameless(kind.value_type):
+        lists = Lists(array)
+        items = without_nameless(lists.items)
+        return Cast(lists.with_items(items.array), lists.of_items(items.bad))
+    if not pa.types.is_struct(kind) or not _has_nameless(kind):
+        return Cast(array)
+    bad: Mask = None
+    fields, children = [], []
+    for at, field in enumerate(kind):
+        inside = pc.struct_field(array, [at])
+        if field.name:
+            made = without_nameless(inside)
+            bad = either(bad, made.bad)
+            children.append(made.array)
+            fields.append(pa.field(field.name, made.array.type))
+        else:
+            bad = either(bad, rows_where(inside.is_valid()))
+    if not fields:
+        raise Misfit("a field without a name is no element of a tuple")
+    mask = array.is_null() if array.null_count else None
+    return Cast(pa.StructArray.from_arrays(children, fields=fields, mask=mask), bad)
+
+
+def _has_nameless(kind: Any) -> bool:
+    if pa.types.is_struct(kind) and any(not field.name for field in kind):
+        return True
+    return any(_has_nameless(kind.field(at).type) for at in range(kind.num_fields))
+
+
 def _dotted(array: Array) -> Mask:
     """Mark rows with an object, at any depth, that has a value under a key with a dot."""
     kind = array.type

@@ -31,7 +31,7 @@ from ...columns.kinds import (
 from ...columns.numbers import to_integer
 from ...columns.texts import UNITS
 from ...columns.times import to_date, to_time, to_timestamp
-from .json_paths import as_paths
+from .json_paths import as_paths, without_nameless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,15 +118,18 @@ def is_cast_by_server(target: ColumnType) -> bool:
 
 def _by_the_server(array: Array, target: ColumnType) -> Cast:
     """Send values for JSON, Variant, Point, ... as they are, but those that the server would change."""
+    named = without_nameless(plain(array)) if target.base_type == "JSON" else Cast(plain(array))
+    made, array = named, named.array
     _refuse_unknown(array.type)
-    array = plain(array)
-    made = Cast(array)
     if target.base_type == "JSON":
         typed = [
             (path, partial(cast_to, target=kind, has_default=True))
             for path, kind in zip(target.typed_paths, target.typed_types, strict=True)
         ]
         made = as_paths(array, typed)
+        if named.bad is not None:
+            empty = {" key that is empty": named.bad}
+            made = Cast(array, either(made.bad, named.bad), {**made.places, **empty})
     outside = _out_of_time(array)
     return made if outside is None else made._replace(bad=either(made.bad, outside))
 
@@ -289,7 +292,7 @@ def _to_array(array: Array, target: ColumnType) -> Cast:
     if not is_list(array.type):
         raise Misfit(f"{array.type} is not a list")
     lists = Lists(array)
-    items = in_lists(lists, cast_to(lists.items, target.element_type))
+    items = in_lists(lists, _cast_inside(lists.items, target.element_type))
     return items._replace(array=lists.with_items(items.array))
 
 
@@ -306,8 +309,31 @@ def _to_map(array: Array, target: ColumnType) -> Cast:
     return to_map(
         plain(array),
         partial(cast_to, target=target.key_type),
-        partial(cast_to, target=target.value_type),
+        partial(_cast_inside, target=target.value_type),
     )
+
+
+def _cast_inside(array: Array, target: ColumnType) -> Cast:
+    """Cast values inside of others. Those without a type get one: the server converts no `Nothing`."""
+    cast = cast_to(array, target)
+    if not pa.types.is_null(cast.array.type):
+        return cast
+    return cast._replace(array=pa.nulls(len(array), _arrow(target)))
+
+
+def _arrow(target: ColumnType) -> Any:
+    """Return a type of Arrow whose null, or empty list, the server converts to a type."""
+    match target.base_type:
+        case "Array":
+            return pa.list_(_arrow(target.element_type))
+        case "Nested":
+            return _arrow(_as_array(target))
+        case "Map":
+            return pa.map_(_arrow(target.key_type), _arrow(target.value_type))
+        case "Tuple":
+            names = target.element_names or map(str, range(len(target.element_types)))
+            return pa.struct(list(zip(names, map(_arrow, target.element_types), strict=True)))
+    return _PLAIN.get(target.base_type, pa.string())
 
 
 def _to_tuple(array: Array, target: ColumnType) -> Cast:
@@ -323,7 +349,9 @@ def _to_tuple(array: Array, target: ColumnType) -> Cast:
     for name, element in zip(names, target.element_types, strict=True):
         if name not in fields and not element.nullable:
             raise Misfit(f"{array.type} has no field {name}")
-    return to_struct(array, names, [partial(cast_to, target=each) for each in target.element_types])
+    return to_struct(
+        array, names, [partial(_cast_inside, target=each) for each in target.element_types]
+    )
 
 
 def fields_left_out(kind: Any, target: ColumnType, path: str) -> Iterator[str]:

@@ -291,7 +291,7 @@ async def test_only_the_records_whose_type_does_not_fit_the_others_are_failed(
         await clock.advance(1.0)
         failed = [await bench.failed.receive() for _ in range(2)]
         reasons = failed[0].table.column("reason").to_pylist()
-        assert reasons == ["column value: string, but most values are double"]
+        assert reasons == ["column value: 'bad' is string, but most values are double"]
         assert [(rows.ranges[0].partition, rows.ranges[0].first) for rows in failed] == [
             (0, 0),
             (1, 0),

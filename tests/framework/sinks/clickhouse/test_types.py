@@ -33,6 +33,7 @@ def bad_rows(array: Any, type_name: str, **options: bool) -> list[int]:
 
 
 # type, values, Arrow type (None: inferred), the rows that do not fit
+EMPTY = pa.struct([("a", pa.list_(pa.null())), ("b", pa.map_(pa.string(), pa.null()))])
 CASES: list[tuple[str, list[Any], pa.DataType | None, list[int]]] = [
     ("UInt8", [0, 255, 256, -1, None], None, [2, 3, 4]),
     ("Nullable(UInt8)", [0, None, 256], None, [2]),
@@ -115,6 +116,17 @@ CASES: list[tuple[str, list[Any], pa.DataType | None, list[int]]] = [
     ("IntervalSecond", [1, 2**63], pa.uint64(), [1]),
     ("Dynamic", [0, 2**62], pa.timestamp("us", "UTC"), [1]),
     ("Variant(Date32, String)", [0, -25_568], pa.date32(), [1]),
+    ("Array(UInt8)", [[], []], None, []),
+    ("Array(Map(String, UInt8))", [[], [None]], None, [1]),
+    ("Array(Nullable(UInt8))", [[], [None]], None, []),
+    ("Map(String, String)", [[], [("a", None)]], pa.map_(pa.string(), pa.null()), [1]),
+    ("Map(String, Map(String, Int8))", [[]], pa.map_(pa.string(), pa.null()), []),
+    ("Map(String, Nullable(Int8))", [[("a", None)]], pa.map_(pa.string(), pa.null()), []),
+    ("Tuple(a Array(Int8), b Map(String, Tuple(c Int8)))", [{"a": [], "b": {}}], EMPTY, []),
+    ("Map(Int32, String)", [{"3": "x"}, {"x": "x"}, {}], None, [1]),
+    ("Map(Enum8('a' = 1), String)", [{"a": "x"}, {"z": "x"}, {"a": "y", "z": "q"}], None, [1, 2]),
+    ("JSON", [{"a": 1}, {"": 1}, {}, {"a": 2, "": None}], None, [1]),
+    ("JSON", [{"l": [{"": 1, "a": 1}]}, {"l": [{"a": 1}]}, {"l": []}], None, [0]),
 ]
 
 
