@@ -17,8 +17,9 @@ docs: ## the documentation site, in site/
 
 test: ## the checks and the whole test suite
 	@tools/install dev demo docs
-	@{ tools/debian kcat chromium && tools/checkers && tools/kubeconform; } & \
-	$(MAKE) --no-print-directory check && wait $$!
+	@{ tools/debian kcat chromium && tools/checkers && tools/kubeconform; } & programs=$$!; \
+	.venv/bin/python -m tests.prepare & prepared=$$!; \
+	$(MAKE) --no-print-directory check && wait $$programs && wait $$prepared
 	.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 search: ## the property tests with new random examples; `make test` repeats the same ones

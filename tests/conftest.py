@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import logging
 import os
@@ -21,6 +20,7 @@ import pytest
 import structlog
 
 from chaos.postgres import PostgresServer
+from tests.class_archive import QUICK_JVM, class_archive
 from tests.examples import PROFILE, examples
 from tests.kernels import compile_kernels
 from tests.schedule import pytest_collection_modifyitems, pytest_xdist_make_scheduler
@@ -276,64 +276,14 @@ def postgres_url(postgres_server: PostgresServer, request: pytest.FixtureRequest
     return f"{postgres_server.url}?options=-csearch_path%3D{schema}"
 
 
-_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+dynamic=off"
-"""For a JVM that lives for seconds: it starts with half the processor time."""
-
-_LOAD_CLASSES = """
-import sys
-from pyspark import SparkContext
-from kmr.spark.session import open_session
-
-def same(batches):
-    yield from batches
-
-directory = sys.argv[1]
-session = open_session("local[2]", settings={"spark.sql.shuffle.partitions": "2"})
-session.range(9).mapInArrow(same, "id long").write.parquet(f"{directory}/in")
-stream = session.readStream.schema("id long").parquet(f"{directory}/in")
-query = stream.writeStream.option("checkpointLocation", f"{directory}/checkpoint")
-query = query.foreachBatch(lambda frame, _: frame.groupBy("id").count().toArrow())
-query.trigger(availableNow=True).start().awaitTermination()
-session.stop()
-gateway = SparkContext._gateway
-gateway.shutdown()
-gateway.proc.stdin.close()  # what Spark's launcher waits for
-gateway.proc.wait()
-"""
-
-
 @pytest.fixture(scope="session")
-def quick_jvms(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
-    """Spark's drivers start quickly from now on: in this process, and in those that it starts.
-
-    They find the classes that a session loads, most of its start, in an archive (AppCDS). The first run
-    writes it; it holds for one version of Spark in one place: a JVM compares the class path, and goes
-    without.
-    """
-    pyspark = pytest.importorskip("pyspark")
-    from kmr.spark.jvm import find_jvm
-
-    place = zlib.crc32(str(Path(pyspark.__file__).resolve()).encode())
-    name = f"spark-{pyspark.__version__}-java-{find_jvm().version}-{place:08x}.jsa"
-    archive = request.config.cache.mkdir("spark") / name
-    with archive.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the other processes of pytest wait for it
-        if not archive.exists():
-            fresh = archive.with_suffix(".fresh")
-            subprocess.run(
-                [sys.executable, "-c", _LOAD_CLASSES, tmp_path_factory.mktemp("classes")],
-                env=os.environ
-                | {"SPARK_SUBMIT_OPTS": f"{_QUICK_JVM} -XX:ArchiveClassesAtExit={fresh}"},
-                check=True,
-                capture_output=True,
-            )
-            if fresh.exists():  # a Java runtime without class data sharing writes none
-                fresh.replace(archive)
+def quick_jvms() -> Iterator[None]:
+    """Spark's drivers start quickly from now on: in this process, and in those that it starts."""
+    pytest.importorskip("pyspark")
+    archive = class_archive()
     with pytest.MonkeyPatch.context() as patch:
-        share = f" -XX:SharedArchiveFile={archive}" if archive.exists() else ""
-        patch.setenv("SPARK_SUBMIT_OPTS", _QUICK_JVM + share)
+        share = "" if archive is None else f" -XX:SharedArchiveFile={archive}"
+        patch.setenv("SPARK_SUBMIT_OPTS", QUICK_JVM + share)
         yield
 
 
