@@ -68,7 +68,13 @@ class GivenRows:
         if schema is not None:
             schema = pa.schema([each.with_nullable(nullable=True) for each in schema])
         rows = [row if isinstance(row, dict) else fields_of(row) for row in self.rows]
-        batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+        try:
+            batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise StrategyError(
+                f"table {name}: the given rows do not fit their columns: {error}. Give Python's own values "
+                "(a datetime, a Decimal), or Records, whose values are decoded"
+            ) from error
         if source.as_of is None:
             return ColumnsTable.of(name, source, batch)
         where = ColumnVersions(source.keep)

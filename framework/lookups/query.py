@@ -17,7 +17,7 @@ from ..values.schemas import row_type
 from .columns_table import ColumnsTable, keys_of
 from .databases import CLICKHOUSE_URL, POSTGRES_URL, database_of
 from .objects_table import ObjectsTable, key_of
-from .source import TableSource
+from .source import TableSource, require_single
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,6 +95,7 @@ class QueryLookup(TableSource):
                     f"table {name}: the query has no column {key}, which key= names; it has "
                     f"{', '.join(batch.schema.names)}"
                 )
+            require_single(f"table {name}", batch.schema.field(key))
             batch = batch.filter(batch.column(key).is_valid())
         keys = keys_of(batch, self.keys)
         self._check_unique(name, keys)

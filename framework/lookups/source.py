@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from ..arguments import Checked
+from ..columns.kinds import is_nested
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
@@ -75,3 +76,13 @@ class TableSource(metaclass=Checked):
                 raise StrategyError(
                     f"Lookup: {of!r} has no field {name}, which key= names; it has {', '.join(known)}"
                 )
+            if self.columns is not None:
+                require_single("Lookup", self.columns.field(name))
+
+
+def require_single(subject: str, column: pa.Field[Any]) -> None:
+    """Raise StrategyError if a column of a key has lists, structs or maps."""
+    if is_nested(column.type):
+        raise StrategyError(
+            f"{subject}: key= names {column.name}, which is {column.type}: a key has single values"
+        )

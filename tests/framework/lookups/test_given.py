@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from kmr import Json, Lookup
+from kmr.errors import StrategyError
 from kmr.lookups.given import GivenRows
 
 
@@ -24,3 +25,9 @@ def test_given_rows_are_a_table_for_both_kinds_of_map(rows: list[object]) -> Non
     table = given.table("customers", as_columns=True)
     assert table.get(1) == {"id": 1, "name": "ada"}
     assert (len(table), 1 in table, 2 in table) == (1, True, False)
+
+
+def test_given_rows_that_do_not_fit_their_columns_are_explained() -> None:
+    given = GivenRows(LOOKUP, [{"id": "one", "name": "ada"}])
+    with pytest.raises(StrategyError, match="table customers: the given rows do not fit"):
+        given.table("customers", as_columns=True)

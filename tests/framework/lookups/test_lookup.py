@@ -16,6 +16,10 @@ class Customer(msgspec.Struct):
     id: int
 
 
+class Tagged(Customer):
+    tags: list[str]
+
+
 CUSTOMERS = Lookup("customers", key="id", value=Json(Customer))
 
 
@@ -28,6 +32,10 @@ def strategy(function: Any, **options: Any) -> Strategy:
     [
         ({"key": "ID", "value": Json(Customer)}, "has no field ID, which key= names; it has id"),
         ({"key": (), "value": Json(Customer)}, "key= names no field"),
+        (
+            {"key": "tags", "value": Json(Tagged)},
+            "key= names tags, which is list<.*>: a key has single",
+        ),
         ({"key": "id", "value": Customer}, "is not a format: pass Json"),
         ({"key": "id", "value": Json(Customer), "max_bytes": 0}, "max_bytes must be at least 1"),
     ],

@@ -179,6 +179,7 @@ async def test_a_table_is_refreshed_and_a_failure_keeps_it_and_makes_it_stale(
             "the query has no column id, which key= names; it has name",
         ),
         ("SELECT 1 AS id FROM products", {}, "2 rows have the key 1; group them"),
+        ("SELECT ARRAY[id] AS id FROM products", {}, "key= names id, which is list<"),
         ("SELECT id FROM nothing", {}, 'relation "nothing" does not exist'),
         ("SELECT id FROM products", {"row": Product}, "no column name, a field of Product"),
         (
