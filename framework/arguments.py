@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
 _UNKNOWN: Final = re.compile(r"unexpected keyword argument '(\w+)'")
+_MISSING: Final = re.compile(r"missing \d+ required [\w-]+ arguments?: ")
 _CALL: Final = re.compile(r"\w+\(\) (missing|takes|got) ")
 _CLASSES: Final[Mapping[str, tuple[type, ...]]] = {
     "int": (int,),
@@ -49,6 +50,9 @@ def explain(
     found = _UNKNOWN.search(str(error))
     if found is not None and found[1] in given:
         return f"{subject} has no argument {found[1]}{did_you_mean(found[1], known)}"
+    lacking = [name for name in re.findall(r"'(\w+)'", str(error)) if name in known]
+    if _MISSING.search(str(error)) and lacking:
+        return f"{subject} needs the argument{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
     return f"{subject}: {error}" if _CALL.match(str(error).rpartition(".")[2]) else None
 
 
