@@ -34,6 +34,7 @@ from bench.table import print_table
 from bench.typed import events as json_events
 from kmr import Avro, Json, Protobuf, Strategy, map_record
 from kmr.mapping.functions import apply
+from kmr.service.process import keep_freed_memory
 from kmr.testing import batch_of
 
 if TYPE_CHECKING:
@@ -211,6 +212,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["event", "shapes", "maps"])
     options = parser.parse_args()
     rounds: int = options.rounds
+    keep_freed_memory()  # as `kmr run` does
     parts = {"event": print_event, "shapes": print_shapes, "maps": print_maps}
     for name, part in parts.items():
         if options.only in (None, name):

@@ -85,7 +85,7 @@ def decode_slots(
             failures[failed] = code.reason(int(batch.statuses[failed]), place, found)
         wrong: dict[int, str] = {}
         mark = _marker(slots, wrong)
-        arrays = [slots.array(each, data, mark) for each in target.columns.values()]
+        arrays = slots.columns(target.columns.values(), data, mark)
         if not wrong:
             return Decoded(pa.RecordBatch.from_arrays(arrays, schema=target.schema), failures)
         failures |= wrong

@@ -20,7 +20,7 @@ from ...formats.memory import load8, load64, store64
 from .frame import CHILD, LEVEL, SlotArrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -40,6 +40,10 @@ Kind: TypeAlias = Literal[
 # pyarrow's stubs distinguish array types that are all the same here.
 _pa: Any = pa
 _FIRST_CAPACITY: Final = 1024
+ALONE: Final = -1
+_FEW: Final = 1024  # rows, of which columns of one type are made together
+_MANY: Final = 8  # columns of one type; fewer are made one by one
+_SIMPLE: Final = frozenset({"integer", "float", "double", "boolean", "text", "bytes"})
 _WORD: Final = 64  # bits of a slot
 _LARGEST_SECONDS: Final = 2**63 // 10**6 - 1
 _LARGEST = 2**31 - 1  # bytes of a column of text
@@ -55,6 +59,7 @@ class SlotColumn:
         level: what its rows are.
         children: the fields of a struct; the items of a list; the key and the value of a map; the seconds and
             nanoseconds of an instant; the one field of a wrapper.
+        group: the number of the columns that may be made together with this one, or ALONE.
     """
 
     kind: Kind
@@ -64,6 +69,7 @@ class SlotColumn:
     words: int = 1
     path: str = ""
     children: list[SlotColumn] = field(default_factory=list)
+    group: int = ALONE
 
     def nullable(self) -> Iterator[int]:
         """Yield the slot columns to make null so that it is null: its own and those of its fields."""
@@ -80,6 +86,7 @@ class SlotLayout:
     def __init__(self) -> None:
         self.levels = 1
         self._columns: list[tuple[int, int]] = []
+        self._groups: dict[tuple[Kind, str], int] = {}
 
     def add(
         self, kind: Kind, type_: pa.DataType, level: int, path: str, *, words: int = 1
@@ -91,6 +98,8 @@ class SlotLayout:
             child = self.levels
             self.levels += 1
         self._columns += [(level, child)] * words
+        if level == 0 and kind in _SIMPLE:
+            column.group = self._groups.setdefault((kind, str(type_)), len(self._groups))
         return column
 
     def child_level(self, column: SlotColumn) -> int:
@@ -152,6 +161,48 @@ class Slots:
             old, new = bases[column], self.bases[column]
             self.values[new : new + used] = values[old : old + used]
             self.valid[new : new + used] = valid[old : old + used]
+
+    def columns(
+        self, columns: Iterable[SlotColumn], data: NDArray[np.uint8], bad: Bad
+    ) -> list[Array]:
+        """Return columns as Arrow arrays; see `array`.
+
+        An array takes longer to make than few values to copy. So where there are few rows, simple columns of
+        one type are slices of one array.
+        """
+        columns = list(columns)
+        made: dict[int, Array] = {}
+        if len(columns) >= _MANY and self.cursors[0] <= _FEW:
+            groups: dict[int, list[SlotColumn]] = {}
+            for each in self.simple(columns):
+                groups.setdefault(each.group, []).append(each)
+            for group in groups.values():
+                if len(group) >= _MANY:
+                    made |= self._together(group, data)
+        return [
+            self.array(each, data, bad) if each.first not in made else made[each.first]
+            for each in columns
+        ]
+
+    def simple(self, columns: list[SlotColumn]) -> list[SlotColumn]:
+        """Return those of some columns that may be made together."""
+        return [each for each in columns if each.group != ALONE]
+
+    def _together(self, group: list[SlotColumn], data: NDArray[np.uint8]) -> dict[int, Array]:
+        """Return columns of one type by their numbers; none if a value is not valid."""
+        layout = SlotLayout()
+        one = layout.add(group[0].kind, group[0].type, 0, "")
+        rows = int(self.cursors[0])
+        joined = Slots(layout, rows * len(group))
+        joined.cursors[0] = rows * len(group)
+        places = self.bases[[each.first for each in group], None] + np.arange(rows)
+        self.values.take(places.ravel(), out=joined.values)
+        self.valid.take(places.ravel(), out=joined.valid)
+        wrong: list[SlotColumn] = []
+        array = joined.array(one, data, lambda column, *_: wrong.append(column))
+        if wrong:
+            return {}
+        return {each.first: array.slice(at * rows, rows) for at, each in enumerate(group)}
 
     def array(self, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
         """Return a column as Arrow array.

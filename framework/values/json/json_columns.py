@@ -26,7 +26,7 @@ from ...columns.fitting import fit
 from ...columns.numbers import DIGITS
 from ...errors import as_exception
 from ..decoding.slot_decoding import CompiledDecoder, batch_of, run
-from ..decoding.slots import SlotColumn, SlotLayout, Slots, valid_texts
+from ..decoding.slots import ALONE, SlotColumn, SlotLayout, Slots, valid_texts
 from ..lost_digits import FINE, LARGE_OR_TINY, has_floats, has_times
 from ..python_columns import to_column
 from ..registry.framing import NULL, raw_values
@@ -47,6 +47,8 @@ _pc: Any = pc
 _INT64: Final = np.iinfo(np.int64)
 _UUID: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _TEXTS: Final = (pa.string(), pa.large_string())
+_MISSING: Final = 1 << kernel.MISSING
+_NOT_SIMPLE: Final = 1 << kernel.ODD | 1 << kernel.ESCAPED
 
 
 class WalkedColumns(NamedTuple):
@@ -311,6 +313,9 @@ class WalkTables:
 
     def _add_column(self, value: _Value, level: int) -> None:
         value.column = self.layout.add(value.kind, value.stored, level, "")
+        is_checked = value.allowed is not None or value.pattern is not None
+        if value.code == kernel.RAW or is_checked or value.stored != value.type:
+            value.column.group = ALONE
         self.values[value.column.first] = value
 
     def _hash(self, line: list[int]) -> None:
@@ -359,9 +364,7 @@ def walk(plan: WalkTables, values: Any) -> WalkedColumns:
     def bad(column: SlotColumn, items: NDArray[np.int64], reason: str) -> None:
         slots.leave(column, items)
 
-    return WalkedColumns(
-        [slots.array(column, raw.data, bad) for column in plan.columns], slots.left
-    )
+    return WalkedColumns(slots.columns(plan.columns, raw.data, bad), slots.left)
 
 
 class _Cells(Slots):
@@ -378,6 +381,23 @@ class _Cells(Slots):
     def leave(self, column: SlotColumn, items: NDArray[np.int64]) -> None:
         """Leave the rows of some items to msgspec."""
         self.left[self.rows_of(column, items)] = True
+
+    def simple(self, columns: list[SlotColumn]) -> list[SlotColumn]:
+        """Return the columns that hold only what the walk has read, and nulls."""
+        others = self.scratch.others.tolist()
+        found = []
+        for each in super().simple(columns):
+            kinds = others[each.first]
+            if kinds & _NOT_SIMPLE or (kinds & _MISSING and self._has_default(each)):
+                continue
+            if kinds & _MISSING:
+                valid = self.is_valid(each.first).view(np.uint8)
+                valid[:] = valid == kernel.VALUE
+            found.append(each)
+        return found
+
+    def _has_default(self, column: SlotColumn) -> bool:
+        return self._plan.defaults[column.first].default not in (None, msgspec.NODEFAULT)
 
     def array(self, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Any:
         """Return a column: what the walk has read, defaults, and the rest by msgspec."""

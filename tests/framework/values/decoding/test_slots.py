@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.values.decoding.slots import SlotLayout, Slots, gather
+from kmr.values.decoding.slots import SlotColumn, SlotLayout, Slots, gather
 
 
 def test_slots_become_columns_of_every_width() -> None:
@@ -43,6 +45,46 @@ def test_a_level_that_grows_keeps_what_is_written() -> None:
     slots.grow(1)
     assert slots.of(1).tolist() == before
     assert slots.capacities[1] == 2 * len(before)
+
+
+@given(
+    st.lists(st.tuples(*[st.none() | st.integers(0, 3)] * 9), max_size=6),
+    st.sampled_from(
+        [
+            ("text", pa.string(), "aä€"),
+            ("bytes", pa.binary(), "aä€"),
+            ("integer", pa.int16(), ""),
+            ("boolean", pa.bool_(), ""),
+            ("text", pa.string(), b"\xff".decode("latin1")),
+        ]
+    ),
+)
+def test_columns_that_are_made_together_are_those_made_one_by_one(
+    rows: list[tuple[int | None, ...]], made_of: tuple[Any, Any, str]
+) -> None:
+    kind, type_, text = made_of
+    encoding = "latin1" if text == "\xff" else "utf-8"
+    layout = SlotLayout()
+    columns = [layout.add(kind, type_, 0, "") for _ in range(9)]
+    slots = Slots(layout, len(rows))
+    slots.cursors[0] = len(rows)
+    pieces = [0, *(0 << 32 | len(text[:size].encode(encoding)) for size in (1, 2, 3))]
+    for at, column in enumerate(columns):
+        values = [row[at] for row in rows]
+        slots.of(column.first)[:] = [pieces[each or 0] if text else each or 0 for each in values]
+        slots.is_valid(column.first)[:] = [each is not None for each in values]
+    data = np.frombuffer(text.encode(encoding) + bytes(8), np.uint8)
+    wrong: list[tuple[int, list[int]]] = []
+
+    def mark(column: SlotColumn, items: Any, _: str) -> None:
+        wrong.append((column.first, items.tolist()))
+
+    together = slots.columns(columns, data, mark)
+    found, wrong[:] = list(wrong), []
+    assert together == [slots.array(each, data, mark) for each in columns]
+    assert found == wrong
+    if rows and not found:
+        assert len({array.buffers()[1].address for array in together}) == 1
 
 
 @given(
