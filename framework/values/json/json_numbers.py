@@ -25,10 +25,14 @@ _LOWEST, _HIGHEST = -342, 308  # powers of ten whose products with 64 bits may b
 
 
 def _words_of_power(power: int) -> tuple[int, int]:
-    """Return the first 128 bits of a power of ten, rounded down: the upper and the lower half."""
+    """Return the first 128 bits of a power of ten: the upper and the lower half.
+
+    Negative powers are rounded up, so that a product that is a float is not just below it.
+    """
     top = 10**power if power >= 0 else (1 << 1500) // 10**-power
     shift = top.bit_length() - 128
     bits = top >> shift if shift > 0 else top << -shift
+    bits += power < 0
     return bits >> 64, bits & (2**64 - 1)
 
 
@@ -174,7 +178,7 @@ def _nearest(mantissa: Int, power: Int) -> tuple[Int, bool]:
     top = high >> np.uint64(63)
     found = high >> (top + np.uint64(9))
     exponent -= np.int64(one ^ top)
-    if low == np.uint64(0) and high & nine == np.uint64(0) and found & np.uint64(3) == one:
+    if low <= one and high & nine == np.uint64(0) and found & np.uint64(3) == one:
         return np.uint64(0), False  # halfway between two floats
     found = (found + (found & one)) >> one
     if found >> np.uint64(53) != np.uint64(0):
