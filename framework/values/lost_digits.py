@@ -40,6 +40,8 @@ FINE: Final = re.compile(_FINE.encode())
 _FINE_IN_VALUES: Final = rf":[0-9]{_FINE}|{_FINE}[0-9]*S"
 
 _TINY: Final = r"[eE]-[0-9]{3}"
+_TINY_BY_CASE: Final = ("e-[0-9]{3}", "E-[0-9]{3}")
+"""Each is found by its first two bytes: both together take half of the time of `_TINY`."""
 LARGE_OR_TINY: Final = re.compile(rf"[0-9]{{4}}|{_TINY}".encode())
 """What JSON has that holds a number which is no float; other texts and numbers may have it too."""
 
@@ -99,7 +101,9 @@ class DigitSearch:
         if joined is None:
             return []
         found = self._with_fine_times(values, joined)
-        if self.bits and (_has_run(joined, self._whole) or _match(joined, _TINY)):
+        if self.bits and (
+            _has_run(joined, self._whole) or any(_match(joined, each) for each in _TINY_BY_CASE)
+        ):
             large = rows_where(pc.match_substring_regex(values, self._large))
             found = either(found, large)
         return [] if found is None else np.flatnonzero(found).tolist()
