@@ -24,7 +24,6 @@ from .kafka.connection import connection_config, consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
 from .kafka.subscription import Subscription
 from .observe.backfill import BackfillWatch
-from .observe.health import HealthServer
 from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
 from .observe.progress import CatchUp, DrainTime, ProgressLog
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from .kafka.consumer import Consumer
+    from .observe.health import HealthServer
     from .settings import Settings
     from .strategy import Strategy
 
@@ -229,6 +229,8 @@ class Worker:
         http = self._settings.http
         if http.port is None or self._supervisor is not None:
             return None
+        from .observe.health import HealthServer  # takes time to import
+
         return HealthServer(http.host, http.port, self.status, self.metrics)
 
     async def _work(self) -> None:

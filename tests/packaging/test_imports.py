@@ -102,6 +102,12 @@ def test_no_heavy_library_is_loaded(program: str, tmp_path: Path) -> None:
     assert done.stderr == "[]\n"
 
 
+def test_an_engine_loads_an_http_server_only_for_a_port(tmp_path: Path) -> None:
+    loaded = "print({'starlette', 'uvicorn'} & set(sys.modules))"
+    program = f"import sys\nimport kmr.cli.run, kmr.spark.engine.engine, kmr.worker\n{loaded}"
+    assert run(program, tmp_path).stdout == "set()\n"
+
+
 def test_no_command_needs_a_library_of_an_extra_before_it_uses_it(tmp_path: Path) -> None:
     (tmp_path / "flow.py").write_text(STRATEGY, encoding="utf-8")
     groups = ("broker", "check", "clickhouse", "config", "offsets", "run", "spark", "top")

@@ -25,7 +25,6 @@ from anyio.from_thread import start_blocking_portal
 from ...errors import ConsumerError, DeadlineExceeded, KmrError, SettingsError
 from ...kafka.connection import connection_config
 from ...kafka.subscription import Subscription
-from ...observe.health import HealthServer
 from ...observe.metrics import Metrics
 from ...observe.status import StageStatus, WorkerStatus
 from ...record import SCHEMA
@@ -249,6 +248,8 @@ class SparkEngine:
         """Serve the endpoints of a worker from a thread. Raises SettingsError if the port cannot be bound."""
         http = self._settings.http
         if http.port is not None:
+            from ...observe.health import HealthServer  # takes time to import
+
             portal = stack.enter_context(start_blocking_portal())
             server = HealthServer(http.host, http.port, self.status, self.metrics)
             self.health_url = stack.enter_context(portal.wrap_async_context_manager(server)).url
