@@ -26,7 +26,7 @@ from ..peeking import map_batches
 from ..record import Range
 from ..service.threads import run_in_thread
 from ..sinks.kafka.writer import DeadLetterWriter
-from ..sinks.offset_tables import NotCounted, OffsetTable, offset_table
+from ..sinks.offset_tables import NoTable, NotCounted, OffsetTable, TableNotMade, offset_table
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from ..peeking import MappedRecords
     from ..record import Batch, TopicPartition
+    from ..reducers.reducer import Reducer
     from ..settings import Settings
     from ..strategy import Strategy
     from .plan import BackfillPlan
@@ -161,10 +162,19 @@ def _tables(strategy: Strategy, topics: Sequence[str], group: str) -> dict[str, 
             if not reducer.keeps_rows:
                 made = type(reducer).__name__
                 raise NotCounted(f"{made} makes rows that are not of one record")
-        table = found[name] = offset_table(chain[-1], topics, group)
+        table = found[name] = _table(chain[-1], topics, group)
         if table.doubt:
             raise NotCounted(table.doubt)
     return found
+
+
+def _table(sink: Reducer, topics: Sequence[str], group: str) -> OffsetTable:
+    """Return the table of a sink; one that was never made, because nothing was written, has no rows."""
+    try:
+        return offset_table(sink, topics, group)
+    except TableNotMade as reason:
+        _log.warning("counted as a table without rows", reason=str(reason))
+        return NoTable()
 
 
 class _Audit:

@@ -150,10 +150,10 @@ class BackfillPlan:
             if at in logs:
                 read = max(0, cut - max(first, starts[at]))
                 sizes[at] = logs[at] * read // max(1, ends[at] - starts[at])
-        if begin != "start" and firsts == cuts:
+        if (begin, end) != ("start", "end") and firsts == cuts:
             raise OffsetOutOfRange(
                 "no partition has a record from --from on and before the cut: nothing would be read. Choose "
-                "an earlier --from"
+                "an earlier --from, or a later --until"
             )
         return cls(group, next_generation(()), histories, sizes, remembers)
 

@@ -85,6 +85,15 @@ class OffsetTable(ABC):
         return perfect
 
 
+class NoTable(OffsetTable):
+    """A table that is not made yet: it has no rows."""
+
+    has_topic = True
+
+    def find(self, at: TopicPartition, first: int, until: int) -> OffsetCounts:
+        return OffsetCounts(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 class _SqlTable(OffsetTable):
     """A table that is counted by its server, with statements that ClickHouse and PostgreSQL understand.
 

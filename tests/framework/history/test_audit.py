@@ -114,6 +114,16 @@ async def test_a_failed_record_that_is_no_dead_letter_is_missing(past: Past) -> 
     assert "  missing: t-0 offset 7" in done.out
 
 
+async def test_a_history_that_makes_no_row_and_so_no_table_is_complete(past: Past) -> None:
+    await past.produce("t", [b"3"] * 20, 0)
+    assert (await past.run()).code == 0
+    past.client.command(f"DROP TABLE {past.table}")  # of other columns, it is made by the first row
+    done = await past.run()
+    assert done.code == 0, done.err
+    assert "20 offsets of the history: 0 in the table, 20 filtered" in done.out
+    assert "has no table" in done.err
+
+
 async def test_a_map_of_several_rows_is_counted_by_what_it_makes(past: Past) -> None:
     values = [str(n).encode() for n in range(400)]
     await past.produce("t", values, 0)

@@ -66,9 +66,10 @@ def test_what_is_done_follows_from_the_commits() -> None:
 
 async def test_a_plan_without_a_record_is_refused(past: Past) -> None:
     await past.send(0, 10, timestamp=1_767_225_600_000)
-    future = await past.run("--from", "2027-01-01T00:00Z")
-    assert future.code == 1
-    assert "no partition has a record from --from on and before the cut" in future.err
+    for bound in (("--from", "2027-01-01T00:00Z"), ("--until", "2020-01-01T00:00Z")):
+        refused = await past.run(*bound)
+        assert refused.code == 1
+        assert "no partition has a record from --from on and before the cut" in refused.err
     assert await past.committed(past.history) == {}
 
 
