@@ -45,6 +45,8 @@ QUICK = ("--session-timeout", "2s", "--heartbeat-interval", "0.3", "--commit-int
 STRATEGY = """
 import os
 
+import pyarrow as pa
+
 from kmr import Strategy
 from kmr.mapping.functions import map_record
 from kmr.sinks import ClickHouseWriter, DeadLetterWriter
@@ -69,6 +71,7 @@ def writer(**options):
 
 strategy = Strategy(map=parse, reduce=writer(), reduce_err=DeadLetterWriter("dead", max_age=0.1))
 twin = Strategy(map=twice, reduce=writer())
+new = Strategy(map=parse, reduce=writer(create=pa.schema({{"number": pa.int64()}})))
 loose = Strategy(map=parse, reduce=writer(delivery="at-least-once"), reduce_err=DeadLetterWriter("dead"))
 """
 
