@@ -47,6 +47,13 @@ LONGEST_WINDOW: Final = 10.0
 """The same for a map with several calls at a time: at its end they wait for the slowest one."""
 
 
+_PROCESS_ENDED: Final = (
+    "executor='process': the process that mapped {batch!r} has ended: it was killed, as by the system when "
+    "memory is short, or the map ended it (os._exit, a library that crashes). Nothing of this batch is "
+    "committed: it comes again. Give the worker more memory, or let max_batch_records be smaller"
+)
+
+
 class Executor:
     """Applies map functions to batches, with one hand-over to a thread or process per batch.
 
@@ -183,7 +190,7 @@ class Executor:
             The rows of the batch; `rest` says where it ended before the end of the batch.
 
         Raises:
-            StrategyError: the function returned a value that cannot become rows.
+            StrategyError: the function returned a value that cannot become rows, or its process has ended.
             CorruptRecords: the batch cannot be decoded.
         """
         is_elsewhere = self.kind == "process" and not (spec.is_async and function is not None)
@@ -216,7 +223,10 @@ class Executor:
                 on_begin()
                 factory = None if function is None else self._factory
                 call = partial(_apply_here, function, spec, factory)
-                result: MapResult = await self._in_process(call, records)
+                try:
+                    result: MapResult = await self._in_process(call, records)
+                except anyio.BrokenWorkerProcess as error:
+                    raise StrategyError(_PROCESS_ENDED.format(batch=batch)) from error
                 return result
         on_begin()
         return apply(function, records, spec, stop)

@@ -175,6 +175,28 @@ async def test_a_slow_map_in_a_process_returns_before_the_end_of_its_batch(
     assert mapped.rest < 45
 
 
+DEADLY = """
+import os
+from kmr import map_record
+
+@map_record
+def deadly(record):
+    os._exit(9)
+"""
+
+
+async def test_a_process_that_ends_in_a_map_is_named_with_its_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deadly_of_a_user.py").write_text(DEADLY)
+    monkeypatch.syspath_prepend(tmp_path)
+    deadly = importlib.import_module("deadly_of_a_user").deadly
+    with pytest.raises(
+        StrategyError, match=r"the process that mapped <Batch t-0\[5\.\.7\].* has ended"
+    ):
+        await Executor("process", 1).map(deadly, spec_of(deadly), BATCH)
+
+
 @map_batch
 def refused(records: object) -> None:
     raise AssertionError("it must not begin")
