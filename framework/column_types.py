@@ -61,7 +61,7 @@ def choose_type(values: Mapping[pa.DataType, int]) -> TypeChoice:
     families: list[_Family] = []
     for kind in sorted(values, key=lambda kind: _precedence(values[kind], kind)):
         for family in families:
-            unified = _unify(family.type, kind)
+            unified = common_type(family.type, kind)
             if unified is not None:
                 family.type = unified
                 family.members.append(kind)
@@ -89,7 +89,8 @@ def _precedence(values: int, kind: pa.DataType) -> tuple[int, int, str]:
     return -values, rank, str(kind)
 
 
-def _unify(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type that fits the values of two types; None if there is none."""
     if one == other:
         return one
     if {pa.types.is_decimal(one), pa.types.is_decimal(other)} == {True, False} and (

@@ -466,6 +466,10 @@ def python_values(array: Array) -> list[Any]:
     A time of day that is in no day is its number. Bytes that are no UTF-8, in a column of text, have
     U+FFFD. Maps are lists of pairs.
     """
+    if pa.types.is_time(array.type) and (beyond := beyond_a_day(array)) is not None:
+        numbers = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64()).to_pylist()
+        values = python_values(without(array, beyond))
+        return [numbers[row] if is_beyond else values[row] for row, is_beyond in enumerate(beyond)]
     try:
         return _exactly(array).to_pylist()  # type: ignore[no-any-return]
     except (OverflowError, ValueError):  # UnicodeDecodeError is a ValueError
@@ -498,11 +502,7 @@ def _python_value(array: Array, row: int) -> Any:
         one = array.slice(row, 1)
         if is_text(plain(one).type):
             return plain(one).cast(pa.large_binary())[0].as_py().decode(errors="replace")
-        found = msgspec.to_builtins(json_values(one).values[0])
-        if found is None and pa.types.is_time(one.type) and one.null_count == 0:
-            number = pa.int32() if one.type.bit_width == 32 else pa.int64()
-            return one.view(number)[0].as_py()  # it is in no day, and no null
-        return found
+        return msgspec.to_builtins(json_values(one).values[0])
 
 
 def excerpt(value: object) -> str:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ..column_types import choose_type, join_tables, least_misfits
+from ..column_types import TypeChoice, choose_type, common_type, join_tables, least_misfits
 from ..columns.kinds import null_rows, twice, whole
 from ..columns.texts import excerpt
 from ..errors import StrategyError, as_exception, reason_of, storable, traceback_of, type_of
@@ -25,6 +25,7 @@ from ..frames import as_table
 from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
 from ..values.python_columns import convert, to_column, what_fits
 from ..values.schemas import RowType, fields_of, is_row_class
+from .kept import changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -215,11 +216,15 @@ def _column(
         if kind is None and classes == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}:
             return to_column(values, _MOMENT, refused)  # four times as fast
         column = pa.array(values, kind)
+        if kind is not None:
+            refused = changed(values, kind)
         if not refused and (kind is not None or _are_as_they_were(values, classes, column.type)):
             return column
     if kind is None:
         values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
         kind = _choose_type(values, refused)
+    kept = [None if row in refused else value for row, value in enumerate(values)]
+    refused.update(changed(kept, kind))
     column = what_fits(values, kind, refused)
     misfits.update({row: f"column {name}: {reason}" for row, reason in refused.items()})
     return column
@@ -298,18 +303,24 @@ def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
     rows_of_type: dict[pa.DataType, list[int]] = {}
     arrays: dict[pa.DataType, list[pa.Array[Any]]] = {}
     for rows in rows_of_class.values():
-        for some, array in convert(values, rows, None, refused):
+        parts = list(convert(values, rows, None, refused))
+        if (
+            len(parts) > 1
+        ):  # each value has a vote of its own, whatever those are that it was converted with
+            parts = [([row], pa.array([values[row]])) for some, _ in parts for row in some]
+        for some, array in parts:
             rows_of_type.setdefault(array.type, []).extend(some)
             arrays.setdefault(array.type, []).append(array)
     choice = choose_type({kind: len(rows) for kind, rows in rows_of_type.items()})
     for kind, rows in rows_of_type.items():
-        if kind not in choice.fits:
-            refused.update(
-                {
-                    row: f"{excerpt(values[row])} is {kind}, but most values are {choice.type}"
-                    for row in rows
-                }
-            )
+        if kind in choice.fits:
+            continue
+        wider = common_type(choice.type, kind)
+        if wider is not None:
+            choice = TypeChoice(wider, choice.fits | {kind})
+            continue
+        reason = f"is {kind}, but most values are {choice.type}"
+        refused.update({row: f"{excerpt(values[row])} {reason}" for row in rows})
     return least_misfits({kind: arrays[kind] for kind in choice.fits}, choice.type)
 
 

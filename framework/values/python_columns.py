@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from contextlib import suppress
-from datetime import UTC, datetime, time
+from datetime import UTC, datetime, time, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -105,6 +106,10 @@ def _reason(value: Any, kind: pa.DataType | None, error: Exception) -> str:
         return "a coroutine; await it, and make the map `async def`"
     if isinstance(value, int) and not -(2**63) <= value < 2**63 and (kind is None or kind == _INT):
         return f"the number {value} does not fit 64 bits; declare uint64 or a decimal"
+    if kind is None and isinstance(value, Decimal | timedelta):
+        return (
+            f"no type of a column holds {excerpt(value)}: it is no number, or has too many digits"
+        )
     if kind is None and type(value).__module__ != "builtins":
         name = type(value).__name__
         return f"{name} is no type of a column; {_INSTEAD}"

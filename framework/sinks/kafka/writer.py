@@ -172,6 +172,10 @@ class KafkaWriter(Collecting, Sink):
         self.topic = topic
         self.key = key
         self.value = value
+        if isinstance(headers, str):
+            raise StrategyError(
+                f"{name}: headers is a mapping of header names to columns, not {headers!r}"
+            )
         self.headers = dict(headers or {})
         self.timestamp = timestamp
         self.partition = partition

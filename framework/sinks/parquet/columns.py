@@ -34,8 +34,8 @@ def stored_type(kind: Any) -> Any:
     if not has_values(kind):
         return None
     if pa.types.is_struct(kind):
-        known = [each.with_type(stored_type(each.type)) for each in kind if has_values(each.type)]
-        return pa.struct(known)
+        known = [(each.name, stored_type(each.type)) for each in kind if has_values(each.type)]
+        return pa.struct(known)  # Arrow writes no null object whose fields cannot be null
     if pa.types.is_map(kind):
         return pa.map_(stored_type(kind.key_type), stored_type(kind.item_type))
     if is_list(kind):

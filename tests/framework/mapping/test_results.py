@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, time, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -115,6 +116,15 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
         ([[1], ["x"], [], [2]], [[1], [], [2]], [1]),
         ([True, 1, 0], [1, 0], [0]),
         ([2**70, object()], [], [0, 1]),
+        ([2**60 + 1, 2**60 + 3, 0.5, 2.0], [2**60 + 1, 2**60 + 3, 2], [2]),
+        # beside a value of another type those that have no type of their own fit
+        (
+            [{"k": [{"l": 1}]}, {"k": []}, {"k": [{"l": "x"}]}, {"k": None}, {"k": [{}]}],
+            [{"k": [{"l": 1}]}, {"k": []}, {"k": None}, {"k": [{"l": None}]}],
+            [2],
+        ),
+        ([Decimal("NaN"), Decimal(1)], [Decimal(1)], [0]),
+        ([timedelta.max, timedelta(1)], [timedelta(1)], [0]),
     ],
 )
 def test_the_type_that_fits_most_values_wins_and_only_the_others_fail(

@@ -289,6 +289,9 @@ def nested_cases() -> list[Case]:
         [{"a": 1, "b": "x"}, {"a": None, "b": "\x00"}, None, {"a": -1, "b": ""}],
     )
     add("struct<>", pa.struct([]), [{}, None, {}])
+    needed = pa.struct([pa.field("a", pa.int64(), nullable=False)])
+    add("struct not null", needed, [{"a": 1}, None])
+    add("list<struct not null>", pa.list_(needed), [[{"a": 1}], [], None])
     add(
         "struct odd names",
         pa.struct({"": big, "a b": big, "q\"'`": big, "ünï": big, "a.b": big, "\n": big}),
