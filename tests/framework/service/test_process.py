@@ -34,6 +34,21 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+def test_young_objects_are_collected_rarely_unless_the_user_says_how_often() -> None:
+    code = (
+        "import gc\n"
+        "from kmr.service.process import freeze_modules\n"
+        "freeze_modules()\n"
+        "print(gc.get_threshold()[0])\n"
+        "for own in (0, 100):\n"
+        "    gc.set_threshold(own)\n"
+        "    freeze_modules()\n"
+        "    print(gc.get_threshold()[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["20000", "0", "100"]
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes glibc")
 def test_blocks_of_megabytes_cost_no_page_faults_once_they_were_used() -> None:
     def faults(how: str) -> int:
