@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from operator import attrgetter
@@ -208,7 +208,18 @@ def item_of(kind: inspect.Type) -> tuple[inspect.Type, bool, Convert | None]:
 
 def fields_of(row: Any) -> dict[str, Any]:
     """Return the fields of a row that is an object, in order; nested objects stay objects."""
-    return {column.name: getattr(row, column.attribute) for column in row_type(type(row)).columns}
+    cls: Any = type(row)
+    return {name: getattr(row, name) for name in _names_of(cls)}
+
+
+@lru_cache(maxsize=256)
+def _names_of(cls: Any) -> tuple[str, ...]:
+    """Return the attributes of a row class, of whatever types they are."""
+    if issubclass(cls, msgspec.Struct):
+        return tuple(cls.__struct_fields__)
+    if is_dataclass(cls):
+        return tuple(each.name for each in fields(cls))
+    return tuple(cls.model_fields)
 
 
 def row_type(source: type | pa.Schema) -> RowType:

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -149,6 +150,27 @@ def test_the_order_of_the_values_does_not_decide_which_of_them_fail(
     with pytest.MonkeyPatch.context() as monkeypatch:
         (one, _), (other, _) = (echo(monkeypatch, values) for values in orders)
     assert Counter(map(repr, one)) == Counter(map(repr, other))
+
+
+@dataclass
+class Untyped:
+    a: object
+
+
+def test_a_row_of_a_class_whose_fields_have_any_type_is_a_row_or_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values: list[object] = [1, 2, Untyped(Untyped(3)), 4]
+    assert echo(monkeypatch, values) == ([1, 2, 4], [2])
+    rows = {0: {"a": 1}, 1: Untyped(2)}
+
+    @map_record
+    def untyped(record: Record) -> Any:
+        return rows[record.offset]
+
+    mapped = apply(untyped, records([b"", b""], first=0))
+    assert mapped.table is not None
+    assert mapped.table.to_pydict() == {"a": [1, 2]}
 
 
 def test_a_column_that_only_failed_records_have_is_not_made() -> None:
