@@ -125,7 +125,9 @@ class NoPandas:
             raise ModuleNotFoundError("No module named 'pandas'", name=name)
 
 
-if "run" in sys.orig_argv and "spark" not in " ".join(sys.orig_argv):
+command = " ".join(sys.orig_argv)
+worker = {"run", "backfill"} & set(sys.orig_argv) or "kmr.supervisor.supervised" in command
+if worker and "spark" not in command or "-m pyspark.daemon pyspark.worker" in command:
     sys.meta_path.insert(0, NoPandas)
 """
 
@@ -134,7 +136,8 @@ if "run" in sys.orig_argv and "spark" not in " ".join(sys.orig_argv):
 def _processes_know_what_users_install(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Processes that tests start find no hypothesis, which kio would import, and workers no pandas.
 
-    They would be a fifth of the start of a broker, and of a worker (pyarrow imports pandas if it can).
+    They would be a fifth of the start of a broker, and of a worker (pyarrow imports pandas if it can). So do
+    the workers of a backfill, and those that Spark starts for tasks.
     """
     directory = tmp_path_factory.mktemp("site")
     (directory / "sitecustomize.py").write_text(_WITHOUT)

@@ -173,7 +173,7 @@ async def run(
 
 
 @pytest.mark.parametrize("shape", ["single", "chained", "branched"])
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(schedule=schedules)
 @example(schedule=KILLED_BETWEEN_ANNOUNCEMENT_AND_WRITE)
 @example(schedule=[("put", 0, [(b"a", 0)]), ("pass", 4.0), ("crash", PARTITIONS[0])])

@@ -279,7 +279,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(90), deadline=None)
 @given(runs, st.booleans())
 async def test_any_cut_into_runs_gives_each_row_of_a_window_once_and_complete(
     kind: str, schedule: list[tuple[list[list[Any]], str]], distinct: bool

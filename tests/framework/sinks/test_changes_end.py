@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kmr.reducers.reducer import Context, Retry
 from kmr.sinks import ClickHouseWriter, PostgresWriter
+from tests.examples import examples
 from tests.framework.flushes import outcome
 
 from .histories import OPERATIONS, History, announced, rows_of
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 SCHEMA = rows_of([], 0).table.schema
 EXAMPLES = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(24),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 HISTORIES = st.lists(
     OPERATIONS, min_size=25, max_size=50

@@ -15,6 +15,7 @@ from kmr.record import Range
 from kmr.reducers.reducer import Retry
 from kmr.reducers.sink import Write
 from kmr.sinks.clickhouse import inserts
+from tests.examples import examples
 
 from ...flushes import Flushed, outcome
 from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows, written
@@ -60,7 +61,9 @@ async def test_all_rows_of_a_flush_can_be_poison(
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(bad=st.sets(st.integers(0, 63), max_size=5), cast=st.sets(st.integers(0, 63), max_size=5))
 async def test_rows_that_the_server_refuses_are_found_and_every_other_row_is_written_once(
