@@ -337,11 +337,13 @@ class KafkaConsumer:
 
     @property
     def silent(self) -> str | None:
-        if self._fetcher is None or self._stopped or self._fetcher.is_suspended:
-            return None  # in a rebalance the coordinator answers when the slowest member has joined
+        if self._fetcher is None or self._stopped:
+            return None
         group, client = self._config.group, self._consumer._client
         if self._consumer._coordinator.coordinator_id is None:
             return f"group {group}: its coordinator does not answer"
+        if self._fetcher.is_suspended:
+            return None  # in a rebalance the coordinator answers when the slowest member has joined
         if nodes := self._fetcher.unreachable():
             return (
                 f"group {group}: node {nodes[0]}, which leads partitions of ours, does not answer"

@@ -268,6 +268,38 @@ async def test_a_consumer_whose_password_has_changed_is_silent_and_says_who_refu
                 await consumer.reach()
 
 
+async def until_refused(consumer: KafkaConsumer) -> None:
+    while True:
+        await consumer.reach()
+
+
+async def test_a_consumer_whose_password_changes_before_it_joins_is_silent(tmp_path: Path) -> None:
+    users = tmp_path / "users.json"
+    write_users(users, {"ada": make_user("secret")})
+    settings = BrokerSettings(data_dir=tmp_path / "data", port=0, users_file=users)
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(Broker(settings))
+        await broker.topics.create("t", 1)
+        consumer = KafkaConsumer(
+            consumer_config(
+                bootstrap_servers=broker.bootstrap_servers,
+                security_protocol="SASL_PLAINTEXT",
+                sasl_username="ada",
+                sasl_password="secret",
+            )
+        )
+
+        async def change_the_password() -> None:
+            write_users(users, {"ada": make_user("another")})
+            with pytest.raises(ConsumerError, match="wrong user"):
+                await until_refused(consumer)
+
+        await consumer.start(Member(consumer), change_the_password)
+        stack.push_async_callback(consumer.stop)
+        await anyio.sleep(0.5)  # the coordinator's connection is refused, again and again
+        assert consumer.silent == "group g: its coordinator does not answer"
+
+
 @pytest.mark.parametrize(
     ("revoked", "said"),
     [
