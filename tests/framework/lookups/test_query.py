@@ -188,6 +188,11 @@ async def test_a_table_is_refreshed_and_a_failure_keeps_it_and_makes_it_stale(
             r"a row is no Product: Expected `str`, got `null` - at `\$\[0\].name`",
         ),
         ("SELECT * FROM products", {"max_bytes": 10}, "more than max_bytes=10; raise it"),
+        (
+            "SELECT * FROM products",
+            {"max_bytes": 500},
+            r"2 rows need \d+ bytes, more than max_bytes",
+        ),
         ("DELETE FROM products", {}, "syntax error"),
         ("SELECT 1 AS id, interval '1 mon' AS i", {}, "column i is an interval, whose months"),
     ],

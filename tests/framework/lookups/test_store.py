@@ -68,6 +68,23 @@ def test_a_record_key_whose_value_gets_another_key_names_one_row(make: Any) -> N
 
 
 @pytest.mark.parametrize("make", STORES)
+def test_a_record_key_that_becomes_the_text_of_its_row_deletes_that_row(make: Any) -> None:
+    store = make("customers", LOOKUP)
+    store.apply(records((b"1", Customer(2, "ada")), (b"1", Customer(1, "ada"))))
+    assert (name_of(store, 1), name_of(store, 2), len(store)) == ("ada", None, 1)
+    store.apply(records((b"1", None)))
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize("make", STORES)
+def test_a_second_null_of_a_record_key_deletes_no_row_of_another(make: Any) -> None:
+    store = make("customers", LOOKUP)
+    store.apply(records((b"x", Customer(1, "ada")), (b"x", None), (b"1", Customer(1, "bob"))))
+    store.apply(records((b"x", None)))
+    assert (name_of(store, 1), len(store)) == ("bob", 1)
+
+
+@pytest.mark.parametrize("make", STORES)
 def test_values_that_make_no_row_are_counted_and_leave_the_others(make: Any) -> None:
     store = make("customers", LOOKUP)
     store.apply(records((b"1", b"{"), (None, Customer(2, "bob")), (b"9", None)))
