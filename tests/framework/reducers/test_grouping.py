@@ -71,7 +71,7 @@ def test_exactly_the_groups_whose_sum_is_beyond_64_bits_are_found(
 ) -> None:
     keys, values = [key for key, _ in rows], [value for _, value in rows]
     table = pa.table({"k": pa.array(keys, pa.string()), "v": pa.array(values, pa.int64())})
-    order = group(table, ["k"], [])["k"].to_pylist()
+    order: list[str] = list(map(str, group(table, ["k"], [])["k"].to_pylist()))
     sums = {key: sum(value for name, value in rows if name == key) for key in order}
     found = {order[number] for number in overflows(table, ["k"], "v")}
     assert found == {key for key, total in sums.items() if not -MOST - 1 <= total <= MOST}
