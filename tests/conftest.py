@@ -127,7 +127,7 @@ class NoPandas:
 
 command = " ".join(sys.orig_argv)
 worker = {"run", "backfill"} & set(sys.orig_argv) or "kmr.supervisor.supervised" in command
-if worker and "spark" not in command or "-m pyspark.daemon pyspark.worker" in command:
+if worker and "spark" not in command:
     sys.meta_path.insert(0, NoPandas)
 """
 
@@ -137,7 +137,7 @@ def _processes_know_what_users_install(tmp_path_factory: pytest.TempPathFactory)
     """Processes that tests start find no hypothesis, which kio would import, and workers no pandas.
 
     They would be a fifth of the start of a broker, and of a worker (pyarrow imports pandas if it can). So do
-    the workers of a backfill, and those that Spark starts for tasks.
+    the workers of a backfill.
     """
     directory = tmp_path_factory.mktemp("site")
     (directory / "sitecustomize.py").write_text(_WITHOUT)

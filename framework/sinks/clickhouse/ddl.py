@@ -146,8 +146,10 @@ def column_type(kind: pa.DataType, *, nullable: bool = False) -> str:
     elif is_list(kind):
         return f"Array({_of_field(kind.field(0))})"
     elif pa.types.is_struct(kind) and kind.num_fields:
-        fields = (f"{quote_identifier(each.name)} {_of_field(each)}" for each in kind)
-        return f"Tuple({', '.join(fields)})"
+        # A tuple is never null: a null object is one of nulls.
+        fields = (each.with_nullable(nullable or each.nullable) for each in kind)
+        elements = (f"{quote_identifier(each.name)} {_of_field(each)}" for each in fields)
+        return f"Tuple({', '.join(elements)})"
     else:
         name = _scalar(kind)
     return f"Nullable({name})" if nullable else name

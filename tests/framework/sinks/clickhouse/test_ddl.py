@@ -59,7 +59,7 @@ VALUES: list[tuple[pa.DataType, str, Any]] = [
     ),
     (
         pa.list_(pa.struct([pa.field("k", pa.string(), nullable=False)])),
-        "Array(Tuple(`k` String))",
+        "Array(Tuple(`k` Nullable(String)))",
         [{"k": "v"}],
     ),
 ]  # fmt: skip
