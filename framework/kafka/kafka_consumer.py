@@ -18,6 +18,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import (
     GroupAuthorizationFailedError,
     IllegalStateError,
+    InvalidSessionTimeoutError,
     KafkaError,
     TopicAuthorizationFailedError,
 )
@@ -225,6 +226,12 @@ class KafkaConsumer:
             forbidden = f"read topic {topic}: it needs READ of the topic"
         elif isinstance(error, GroupAuthorizationFailedError):
             forbidden = "be a member: it needs READ of the group"
+        elif isinstance(error, InvalidSessionTimeoutError):
+            seconds = self._config.session_timeout
+            return (
+                f"group {group}: the brokers refuse session_timeout={seconds:g}: it must be from 6 s to 30 "
+                "min, or what their group.min.session.timeout.ms and group.max.session.timeout.ms say"
+            )
         else:
             return f"group {group}: {error}"
         return f"group {group}: we are not allowed to {forbidden}. Allow it, and start the worker again"
