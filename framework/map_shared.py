@@ -257,7 +257,7 @@ class _Round:
         self._seen_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._only: int | None = None  # the number of the batch that it was left with
-        self._sent_before = anyio.Event()  # set when what is before that batch was sent on
+        self._sent_before = anyio.Event()  # the rows of the batches before it are sent on
         budget = self._parts.budget
         self._expected = sum(budget.expected(batch) for _, batch in items)
         self.stop = Stop()

@@ -23,31 +23,22 @@ if TYPE_CHECKING:
 
 _types: Any = pa.types
 _FINE: Final = ("us", "ns")
-_SAFE: Final[Sequence[tuple[Callable[[Any], bool], frozenset[type]]]] = (
-    (_types.is_integer, frozenset({int})),
-    (_types.is_float64, frozenset({float, int})),
-    (_types.is_boolean, frozenset({bool})),
-    (is_text, frozenset({str})),
-    (is_bytes, frozenset({bytes, str})),
-    (_types.is_date32, frozenset({date})),
-    (lambda kind: _types.is_timestamp(kind) and kind.unit in _FINE, frozenset({datetime})),
+_SAFE: Final[Sequence[tuple[Callable[[Any], bool], tuple[type, ...]]]] = (
+    (_types.is_integer, (int,)),
+    (_types.is_float64, (float, int)),
+    (_types.is_boolean, (bool,)),
+    (is_text, (str,)),
+    (is_bytes, (bytes, str)),
+    (_types.is_date32, (date,)),
+    (lambda kind: _types.is_timestamp(kind) and kind.unit in _FINE, (datetime,)),
 )
-"""By type: the classes of values that Arrow converts as they are, or not at all."""
-_HINTS: Final[Sequence[tuple[Callable[[Any], bool], Any]]] = (
-    (_types.is_integer, int),
-    (_types.is_float64, float),
-    (_types.is_boolean, bool),
-    (is_text, str),
-    (is_bytes, bytes),
-    (lambda kind: _types.is_timestamp(kind) and kind.unit in _FINE, datetime),
-)
-"""The same for values inside of others."""
+"""By type: the classes of values that Arrow converts as they are, or not at all; the usual one first."""
 
 
 def changed(values: list[Any], kind: pa.DataType) -> dict[int, str]:
     """Return why values do not fit a type, though Arrow converts them."""
     classes = set(map(type, values)) - {type(None)}
-    if any(is_kind(kind) and classes <= safe for is_kind, safe in _SAFE):
+    if any(is_kind(kind) and classes <= set(safe) for is_kind, safe in _SAFE):
         return {}
     if is_nested(kind) and _are_plain(values, kind):
         return {}
@@ -62,9 +53,8 @@ def changed(values: list[Any], kind: pa.DataType) -> dict[int, str]:
                 refused[row] = f"{kind} cannot hold {excerpt(value)}"
     try:
         found = [(0, pa.array(values))]
-        if (
-            _types.is_temporal(found[0][1].type) and len(classes) > 1
-        ):  # Arrow takes numbers for times
+        if _types.is_temporal(found[0][1].type) and len(classes) > 1:
+            # Beside times Arrow takes numbers for times.
             found = list(_alone(values))
     except Exception:  # noqa: BLE001  a value may be of any class
         found = list(_alone(values))
@@ -98,8 +88,8 @@ def _hint(kind: Any) -> Any:
         return lists[_hint(kind.value_type) | None]
     if _types.is_map(kind) and is_text(kind.key_type):
         return maps[str, _hint(kind.item_type) | None]
-    for is_kind, hint in _HINTS:
-        if is_kind(kind):
+    for is_kind, (hint, *_) in _SAFE:
+        if is_kind(kind) and hint is not date:  # to msgspec a `datetime` is a date, too
             return hint
     raise ValueError(kind)
 

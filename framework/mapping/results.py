@@ -304,9 +304,8 @@ def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
     arrays: dict[pa.DataType, list[pa.Array[Any]]] = {}
     for rows in rows_of_class.values():
         parts = list(convert(values, rows, None, refused))
-        if (
-            len(parts) > 1
-        ):  # each value has a vote of its own, whatever those are that it was converted with
+        if len(parts) > 1:
+            # A part's type depends on its neighbours, so each value votes with its own type.
             parts = [([row], pa.array([values[row]])) for some, _ in parts for row in some]
         for some, array in parts:
             rows_of_type.setdefault(array.type, []).extend(some)

@@ -55,7 +55,7 @@ class Applied(NamedTuple):
     @property
     def deletes_after_upserts(self) -> bool:
         """Whether a row is deleted by a change after one that is not."""
-        return bool((self.deleted[1:] & ~np.logical_and.accumulate(self.deleted)[:-1]).any())
+        return bool((self.deleted[1:] & ~self.deleted[:-1]).any())
 
     def among(self, refused: dict[int, str], *, deleted: bool) -> dict[int, str]:
         """Return refused rows, given by their number among those deleted or not, by their change."""

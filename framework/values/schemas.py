@@ -214,7 +214,7 @@ def fields_of(row: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _names_of(cls: Any) -> tuple[str, ...]:
-    """Return the attributes of a row class, of whatever types they are."""
+    """Return the names of a row class's attributes. Their types may be no types of columns."""
     if issubclass(cls, msgspec.Struct):
         return tuple(cls.__struct_fields__)
     if is_dataclass(cls):

@@ -112,10 +112,11 @@ async def read_table(connection: Connection, name: TableName) -> PostgresTable |
     """Read the definition of a table, without generated columns; None if there is no such table."""
     rows = await (await connection.execute(_COLUMNS, (str(name),))).fetchall()
     columns = []
-    for column, type_name, kind, modifier, nullable, has_default, generated, *more in rows:
+    for row in rows:
+        column, type_name, kind, modifier, nullable, has_default = row[:6]
+        generated, oid, has_items, is_literal = row[6:]
         if generated:
             continue
-        oid, has_items, is_literal = more
         made = await _container(connection, oid, modifier) if has_items else _column(kind, modifier)
         columns.append(
             made._replace(

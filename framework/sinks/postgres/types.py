@@ -107,6 +107,7 @@ class PostgresColumn(NamedTuple):
         clock: the most digits of a second of a time or span that has a limit.
         form: whether values consist of others, whose columns are `items`: one for an array or a range (also
             a multirange), one for each field of a composite type.
+        is_literal: whether texts that differ are unequal; a collation may see it otherwise.
     """
 
     name: str

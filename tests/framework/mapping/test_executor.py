@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -48,6 +48,13 @@ async def whereabouts_async(record: Record) -> dict[str, int]:
 BATCH = batch_of("t", 0, 5, [b"a", b"poison", b"c"])
 
 
+def of_a_user(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function of a module that other processes can import."""
+    (folder / f"{name}_of_a_user.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    return getattr(importlib.import_module(f"{name}_of_a_user"), name)
+
+
 @pytest.mark.parametrize(
     ("kind", "same_process", "same_thread"),
     [("inline", True, True), ("thread", True, False), ("process", False, False)],
@@ -59,9 +66,7 @@ async def test_a_plain_map_runs_where_it_is_told(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "of_a_user.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    whereabouts = importlib.import_module("of_a_user").whereabouts
+    whereabouts = of_a_user("whereabouts", MODULE, tmp_path, monkeypatch)
     mapped = await Executor(kind, 1).map(whereabouts, spec_of(whereabouts), BATCH)
     assert mapped.table is not None
     [process] = set(mapped.table.column("process").to_pylist())
@@ -165,9 +170,7 @@ def slow(record):
 async def test_a_slow_map_in_a_process_returns_before_the_end_of_its_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "slow_of_a_user.py").write_text(SLOW)
-    monkeypatch.syspath_prepend(tmp_path)
-    slow = importlib.import_module("slow_of_a_user").slow
+    slow = of_a_user("slow", SLOW, tmp_path, monkeypatch)
     batch = batch_of("t", 0, 5, [b""] * 50)
     mapped = await Executor("process", 1).map(slow, spec_of(slow), batch)
     assert mapped.rest is not None
@@ -188,9 +191,7 @@ def deadly(record):
 async def test_a_process_that_ends_in_a_map_is_named_with_its_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "deadly_of_a_user.py").write_text(DEADLY)
-    monkeypatch.syspath_prepend(tmp_path)
-    deadly = importlib.import_module("deadly_of_a_user").deadly
+    deadly = of_a_user("deadly", DEADLY, tmp_path, monkeypatch)
     with pytest.raises(
         StrategyError, match=r"the process that mapped <Batch t-0\[5\.\.7\].* has ended"
     ):
