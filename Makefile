@@ -20,7 +20,7 @@ test: ## the checks and the whole test suite
 	@{ tools/debian kcat chromium && tools/checkers && tools/kubeconform; } & programs=$$!; \
 	.venv/bin/python -m tests.prepare & prepared=$$!; \
 	$(MAKE) --no-print-directory check && wait $$programs && wait $$prepared
-	.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
+	.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 search: ## the property tests with new random examples; `make test` repeats the same ones
 	@tools/install dev demo
