@@ -21,6 +21,7 @@ from .delivery.announcement import Closed, WindowAnnouncement
 from .errors import StrategyError, no_escape
 from .guarantees import AtLeastOnce, AtMostOnce, ExactlyOnce, Transactional
 from .memory.window import Window
+from .parts import ReducePorts
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
 from .reducers.sink import capabilities_of
@@ -87,30 +88,27 @@ class Lane:
             out, following = None, receive
             if name != last:
                 out, following = anyio.create_memory_object_stream[Rows | ReplayEnd](queue)
-            if isinstance(reducer, Window) and partition is not None and out is not None:
+            ports = ReducePorts(receive, out, errors.clone())
+            receive = following
+            if isinstance(reducer, Window) and partition is not None:
                 begin = closed or Closed(definition=reducer.definition)
                 ends = replayed if isinstance(replayed, WindowAnnouncement) else None
-                ports = (receive, out, shared, errors.clone())
                 self.stages.append(
-                    WindowStage(name, reducer, *ports, partition, begin, replayed=ends)
+                    WindowStage(name, reducer, ports, shared, partition, begin, replayed=ends)
                 )
-                receive = following
                 continue
             self.stages.append(
                 ReduceStage(
                     name,
                     reducer,
-                    receive,
+                    ports,
                     shared,
                     guarantee if name == last else before,
-                    out=out,
-                    errors=errors.clone(),
                     partition=partition,
                     replaying=replayed is not None,
                     turns=turns if name == last else None,
                 )
             )
-            receive = following
         for stage, after in pairwise(self.stages):
             if isinstance(stage, WindowStage):
                 stage.expedite = partial(_await, after)

@@ -24,17 +24,13 @@ from .strategy import MAP_STAGE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-
-    from .delivery.failures import ErrorPort
     from .delivery.ledger import Ledger
     from .map_shared import Share
-    from .mapping.executor import Executor
     from .mapping.functions import MapSpec
     from .mapping.results import Failure, MapResult
     from .mapping.together import MappedBatch
     from .memory.remembering import Remembering
-    from .parts import SharedParts
+    from .parts import MapParts, MapPorts
     from .record import Batch
     from .strategy import Strategy
 
@@ -46,16 +42,10 @@ class MapStage:
     """Maps the batches of one partition, in one generation of its assignment.
 
     Args:
-        ledger: the partition's ledger; its generation marks all rows that the stage sends.
-        inbox: batches, in order of offsets.
-        out: the first reduce stage's inbox.
-        errors: for failed records.
-        shared: without room in its budget for the rows a map waits, but not that of an announced range.
-        on_taken: called after each batch is taken from the inbox; it resumes a paused partition.
-        max_records: the most records of a batch that are mapped together.
-        replay_to: last offset of an announced range; a `ReplayEnd` is sent after it.
+        ledger: the partition's ledger; its generation marks all rows that the stage sends. A `ReplayEnd`
+            is sent after its announced range.
+        parts: without room in the budget for the rows a map waits, but not that of an announced range.
         memory: takes duplicates out; None if the strategy has no `Distinct`.
-        accept: takes rows past the first reduce stage's inbox, or returns False (`ReduceStage.accept`).
         failed_to: records up to this offset that fail were in the error sink before this process read them.
 
     Attributes:
@@ -65,38 +55,24 @@ class MapStage:
     def __init__(
         self,
         strategy: Strategy,
-        executor: Executor,
         ledger: Ledger,
-        inbox: MemoryObjectReceiveStream[Batch],
-        out: MemoryObjectSendStream[Rows | ReplayEnd],
-        errors: ErrorPort,
-        shared: SharedParts,
+        ports: MapPorts,
+        parts: MapParts,
         *,
-        on_taken: Callable[[], None],
-        max_records: int,
-        replay_to: int | None = None,
         memory: Remembering | None = None,
-        accept: Callable[[Rows], bool] = lambda _: False,
         failed_to: int = -1,
     ) -> None:
         self.share: Share | None = None
-        self._memory = memory
-        self._accept = accept
         self._strategy = strategy
-        self._executor = executor
         self._ledger = ledger
-        self._ledgers = shared.ledgers
-        self._inbox = inbox
-        self._out = out
-        self._errors = errors
-        self._gate = shared.gate
-        self._budget = shared.budget
-        self._metrics = shared.metrics
-        self._on_failure = shared.on_failure
-        self._on_taken = on_taken
-        self._max_records = max_records
-        self._replay_to = replay_to
+        self._ports = ports
+        self._memory = memory
         self._failed_to = failed_to
+        self._executor, self._max_records = parts.executor, parts.max_records
+        shared = parts.shared
+        self._ledgers, self._budget, self._gate = shared.ledgers, shared.budget, shared.gate
+        self._metrics, self._on_failure = shared.metrics, shared.on_failure
+        self._replay_to = None if ledger.replayed_to < 0 else ledger.replayed_to
         self._scope = anyio.CancelScope()
         self._waiting = anyio.CancelScope()
         self._waits = Waiting()
@@ -121,9 +97,9 @@ class MapStage:
         try:
             with self._scope, no_escape():
                 await self._restore()
-                async for batch in self._inbox:
+                async for batch in self._ports.inbox:
                     self._busy_since = anyio.current_time()
-                    self._on_taken()
+                    self._ports.on_taken()
                     await self._take(batch)
                     self._busy_since = None
                     self._taken += 1
@@ -140,9 +116,9 @@ class MapStage:
             self._stop.request()
             if self._memory is not None:
                 self._memory.close()
-            self._inbox.close()
-            self._out.close()
-            self._errors.close()
+            self._ports.inbox.close()
+            self._ports.out.close()
+            self._ports.errors.close()
 
     def drain(self) -> None:
         """Map nothing more: what has not begun is dropped, unsettled.
@@ -189,7 +165,7 @@ class MapStage:
         if batch.first <= end and not await self._map(batch.slice(batch.first, end)):
             return
         self._replay_to = None
-        await self._out.send(ReplayEnd())
+        await self._ports.out.send(ReplayEnd())
         if batch.last > end:
             await self._map(batch.slice(max(batch.first, end + 1), batch.last))
 
@@ -282,7 +258,7 @@ class MapStage:
         self._metrics.map_retries.inc(mapped.retries)
         filtered = mapped.filtered(len(batch))
         self._metrics.count_mapped(len(batch), filtered)
-        self._errors.count_mapped(len(batch) - filtered)
+        self._ports.errors.count_mapped(len(batch) - filtered)
         await self._send(batch, mapped, letters)
         return mapped.rest
 
@@ -309,10 +285,10 @@ class MapStage:
                 ranges = subtract_ranges(ranges, rows.ranges)
         if (made := self._rows(batch, mapped, ranges)) is not None:
             with self._waits.on("reduce-1, whose queue is full"):
-                await self._out.send(made)
+                await self._ports.out.send(made)
         for stage, records in failed.items():
             with self._waits.on("reduce-err, or for err_limit"):
-                await self._errors.send(records, stage, is_limited=stage == MAP_STAGE)
+                await self._ports.errors.send(records, stage, is_limited=stage == MAP_STAGE)
 
     @property
     def is_restoring(self) -> bool:
@@ -338,7 +314,7 @@ class MapStage:
 
     def count_mapped(self, records: int) -> None:
         """Count records of several partitions that were mapped and not filtered."""
-        self._errors.count_mapped(records)
+        self._ports.errors.count_mapped(records)
 
     def detached(self, since: float, *, is_slow: bool) -> None:
         """Note that the map of a batch goes on without those of others."""
@@ -366,10 +342,10 @@ class MapStage:
             return True
         if mapped.row_bytes is not None:
             rows.__dict__["nbytes"] = mapped.row_bytes
-        if self._accept(rows):
+        if self._ports.accept(rows):
             return True
         try:
-            self._out.send_nowait(rows)
+            self._ports.out.send_nowait(rows)
         except anyio.WouldBlock:
             return False
         return True
@@ -414,7 +390,7 @@ class MapStage:
         return StageStatus(
             name=f"map {self._ledger.partition}",
             activity=activity,
-            queued=self._inbox.statistics().current_buffer_used + shared,
+            queued=self._ports.inbox.statistics().current_buffer_used + shared,
             seconds=seconds,
             working=seconds if activity == "mapping" else 0.0,
             waits_for=self._waits.what,

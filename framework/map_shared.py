@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from .intake.backpressure import MapInboxes
     from .map import MapStage
-    from .mapping.executor import Executor
     from .mapping.together import MappedBatch, Together
-    from .parts import SharedParts
+    from .parts import MapParts
     from .record import Batch, TopicPartition
 
 LITTLE: Final = 500
@@ -96,16 +95,15 @@ class SharedMap:
 
     Args:
         inboxes: of the stages, for batches that are mapped alone.
-        parts: `parts.gate` is that of the maps.
 
     Attributes:
         shares: of the partitions that take part.
     """
 
-    def __init__(self, executor: Executor, inboxes: MapInboxes, parts: SharedParts) -> None:
-        self._executor = executor
+    def __init__(self, inboxes: MapInboxes, parts: MapParts) -> None:
+        self._executor = parts.executor
         self._inboxes = inboxes
-        self._parts = parts
+        self._parts = parts.shared
         self.shares: dict[TopicPartition, Share] = {}
         self._ready: dict[Share, None] = {}  # with batches that wait, the oldest first
         self._running: set[_Round] = set()
@@ -334,9 +332,7 @@ class _Round:
                 continue
             if not share.is_dropped:
                 share.is_busy = False
-                if (
-                    at < 0
-                ):  # one has values that take long to decode; nobody knows which, so all leave
+                if at < 0:  # nobody knows whose values take long to decode, so all leave
                     shared.leave(share)
                 shared.free(share)
         if at < 0:

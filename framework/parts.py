@@ -1,4 +1,4 @@
-"""The parts of a worker that its stages share."""
+"""The parts of a worker that its stages share, and the queues between stages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from .delivery.failures import ErrorPort
     from .delivery.ledger import Ledgers
     from .intake.backpressure import Budget, Gate
+    from .mapping.executor import Executor
     from .observe.metrics import Metrics
-    from .record import TopicPartition
+    from .record import Batch, ReplayEnd, Rows, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +34,63 @@ class SharedParts:
     metrics: Metrics
     on_failure: Callable[[BaseException], None]
     is_at_end: Callable[[TopicPartition], bool] = lambda _partition: False
+
+
+@dataclass(frozen=True, slots=True)
+class MapParts:
+    """The parts of a worker that all its maps share.
+
+    Attributes:
+        shared: its gate is that of the maps.
+        max_records: the most records of a batch that are mapped together.
+    """
+
+    shared: SharedParts
+    executor: Executor
+    max_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class MapPorts:
+    """The queues of a map stage.
+
+    Attributes:
+        inbox: batches, in order of offsets.
+        on_taken: called after each batch is taken from the inbox; it resumes a paused partition.
+        out: the first reduce stage's inbox.
+        accept: takes rows past that inbox, or returns False (`ReduceStage.accept`).
+        errors: for failed records.
+    """
+
+    inbox: MemoryObjectReceiveStream[Batch]
+    on_taken: Callable[[], None]
+    out: MemoryObjectSendStream[Rows | ReplayEnd]
+    accept: Callable[[Rows], bool]
+    errors: ErrorPort
+
+
+@dataclass(frozen=True, slots=True)
+class ReducePorts:
+    """The queues of a reduce stage.
+
+    Attributes:
+        inbox: rows to collect.
+        out: the next stage's inbox; None for the last of a lane.
+        errors: for records that the stage refuses; None in the error stage.
+    """
+
+    inbox: MemoryObjectReceiveStream[Rows | ReplayEnd]
+    out: MemoryObjectSendStream[Rows | ReplayEnd] | None = None
+    errors: ErrorPort | None = None
+
+    def close(self) -> None:
+        """Close all of them."""
+        self.inbox.close()
+        self.close_outputs()
+
+    def close_outputs(self) -> None:
+        """Close all but the inbox: the next stages end when they have taken what is in theirs."""
+        if self.out is not None:
+            self.out.close()
+        if self.errors is not None:
+            self.errors.close()

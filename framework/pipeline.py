@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -23,7 +24,7 @@ from .map_shared import SharedMap
 from .mapping.executor import Executor
 from .memory.remembering import Remembering
 from .memory.window_state import shown_time
-from .parts import SharedParts
+from .parts import MapParts, MapPorts, ReducePorts, SharedParts
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
 from .reducers.reducer import ERROR_STAGE, Context, SinkContext
@@ -99,7 +100,6 @@ class Pipeline:
         self._strategy = strategy
         self._consumer = consumer
         self._metrics = metrics
-        self._max_batch_records = settings.max_batch_records
         self._connection = connection_config(settings)
         self._executor = Executor(settings.executor, settings.map_workers, settings.log)
         self._maps: dict[TopicPartition, MapStage] = {}
@@ -128,8 +128,10 @@ class Pipeline:
             on_failure=on_failure,
             is_at_end=self._is_at_end,
         )
-        maps = self._map_parts = replace(shared, gate=self._mapping)
-        self.shared_map = SharedMap(self._executor, self.intake.inboxes, maps)
+        self._map_parts = MapParts(
+            replace(shared, gate=self._mapping), self._executor, settings.max_batch_records
+        )
+        self.shared_map = SharedMap(self.intake.inboxes, self._map_parts)
         self.intake.inboxes.shared = self.shared_map
         queue = settings.queue_batches
         self._errors, self._error_stage = self._build_error_stage(shared, queue)
@@ -167,7 +169,7 @@ class Pipeline:
         return port, ReduceStage(
             ERROR_STAGE,
             self._strategy.reduce_err,
-            receive,
+            ReducePorts(receive),
             shared,
             AtLeastOnce(self.ledgers, self._flushing),
         )
@@ -361,12 +363,11 @@ class Pipeline:
         self.stop_partition(partition)
         if self._tasks is None or self._taking_in.cancel_called:
             return
-        replay_to = announcement.last if announcement is not None else None
         closed = self.committer.closed(partition)
         ledger = self.ledgers.open(
             partition,
             start,
-            replayed_to=-1 if replay_to is None else replay_to,
+            replayed_to=-1 if announcement is None else announcement.last,
             holds=self.has_windows,
         )
         if (history := self.committer.history(partition)) is not None:
@@ -384,19 +385,20 @@ class Pipeline:
             )
         strategy = self._strategy.of_topic(partition.topic)
         lane = self._lanes.start(self._tasks, partition, announcement)
+        inboxes = self.intake.inboxes
+        ports = MapPorts(
+            inboxes.open(partition, ended=ledger.has_ended),
+            partial(inboxes.taken, partition),
+            lane,
+            self._lanes.first_stage(partition).accept,
+            self._errors.clone(),
+        )
         stage = self._maps[partition] = MapStage(
             strategy,
-            self._executor,
             ledger,
-            self.intake.inboxes.open(partition, ended=ledger.has_ended),
-            lane,
-            self._errors.clone(),
+            ports,
             self._map_parts,
-            on_taken=lambda: self.intake.inboxes.taken(partition),
-            max_records=self._max_batch_records,
-            replay_to=replay_to,
             memory=memory,
-            accept=self._lanes.first_stage(partition).accept,
             failed_to=-1 if closed is None else closed.read_to,
         )
         if memory is None and not stage.waits_for_tables:

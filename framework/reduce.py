@@ -25,12 +25,9 @@ from .service import watchdog
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-
-    from .delivery.failures import ErrorPort
     from .guarantees import Guarantee
     from .observe.tracing import FlushSpan
-    from .parts import SharedParts
+    from .parts import ReducePorts, SharedParts
     from .record import TopicPartition
     from .reducers.flushing import FlushReason
     from .reducers.reducer import Context, Reducer, Retry
@@ -49,10 +46,6 @@ class ReduceStage:
     so that offsets settle in order. A buffer is frozen when it is handed over: a retry has the same rows.
 
     Args:
-        inbox: rows to collect.
-        shared: the parts that all stages share.
-        out: the next stage's inbox, None for the last of a lane.
-        errors: for records that the sink refuses; None in the error stage.
         partition: the partition of the lane that the stage belongs to; None if all partitions share it.
         guarantee: of its writes.
         replaying: the inbox begins with an announced range.
@@ -63,21 +56,17 @@ class ReduceStage:
         self,
         name: str,
         reducer: Reducer,
-        inbox: MemoryObjectReceiveStream[Rows | ReplayEnd],
+        ports: ReducePorts,
         shared: SharedParts,
         guarantee: Guarantee,
         *,
-        out: MemoryObjectSendStream[Rows | ReplayEnd] | None = None,
-        errors: ErrorPort | None = None,
         partition: TopicPartition | None = None,
         replaying: bool = False,
         turns: Turns | None = None,
     ) -> None:
         self.name = name
         self._shown_as = name if partition is None else f"{name} {partition}"
-        self._inbox = inbox
-        self._out = out
-        self._errors = errors
+        self._ports = ports
         self._guarantee = guarantee
         self._shared = shared
         self._ledgers = shared.ledgers
@@ -94,7 +83,7 @@ class ReduceStage:
         self._trouble: str | None = None
         self._waits = Waiting()
         self._at_rest = StageStatus(self._shown_as, "idle", queued=0)
-        self.trigger = FlushTrigger(inbox, shared.budget, replaying=replaying, turns=turns)
+        self.trigger = FlushTrigger(ports.inbox, shared.budget, replaying=replaying, turns=turns)
 
     async def open(self, context: Context) -> None:
         """Connect the reducer. Raises StrategyError if the strategy does not fit the sink."""
@@ -104,16 +93,9 @@ class ReduceStage:
     async def close(self) -> None:
         """Disconnect the reducer, also after a failure."""
         self.trigger.leave(self._collecting)
-        for stream in (self._inbox, self._free_send, self._free, self._full, self._frozen):
+        for stream in (self._ports, self._free_send, self._free, self._full, self._frozen):
             stream.close()
-        self._close_outputs()
         await close_all(buffer.reducer.close for buffer in self._buffers)
-
-    def _close_outputs(self) -> None:
-        if self._out is not None:
-            self._out.close()
-        if self._errors is not None:
-            self._errors.close()
 
     async def run(self) -> None:
         """Collect and flush until the inbox is closed and empty.
@@ -196,9 +178,9 @@ class ReduceStage:
                 self._flushing_since = anyio.current_time()
                 if buffer.held:
                     await self._flush(buffer, reason)
-                if reason == "replay" and self._out is not None:
+                if reason == "replay" and self._ports.out is not None:
                     with self._waits.on(_NEXT):
-                        await self._out.send(ReplayEnd())
+                        await self._ports.out.send(ReplayEnd())
                 self._flushing_since = self._trouble = None
                 buffer.clear()
                 buffer.leave_turn()
@@ -208,7 +190,7 @@ class ReduceStage:
             for buffer in self._buffers:
                 self._ledgers.hold(buffer, 0)
                 buffer.leave_turn()
-            self._close_outputs()
+            self._ports.close_outputs()
 
     async def _flush(self, buffer: Buffer, reason: FlushReason) -> None:
         """Flush until it is done, then send on the reducer's output and the failed records."""
@@ -229,16 +211,16 @@ class ReduceStage:
     async def _send_on(self, buffer: Buffer, outcome: FlushOutcome) -> None:
         for records in outcome.failed:
             self._ledgers.charge(records.ranges, records.nbytes, failed=True)
-        if self._out is not None and outcome.forward is not None:
+        if self._ports.out is not None and outcome.forward is not None:
             if outcome.ranges:  # the rows replace the collected ones
                 grown = max(0, outcome.forward.nbytes - buffer.bytes)
                 self._ledgers.charge(outcome.ranges, grown)
             with self._waits.on(_NEXT):
-                await self._out.send(outcome.forward)
-        if self._errors is not None:
+                await self._ports.out.send(outcome.forward)
+        if self._ports.errors is not None:
             for records in outcome.failed:
                 with self._waits.on("reduce-err, or for err_limit"):
-                    await self._errors.send(records, self.name)
+                    await self._ports.errors.send(records, self.name)
 
     async def _attempt(self, buffer: Buffer, number: int) -> FlushOutcome | None:
         """Flush once; None if all rows belong to lost partitions. Raises as `Guarantee.deliver`."""
@@ -260,10 +242,10 @@ class ReduceStage:
             outcome = await attempt_flush(buffer, self.name, number, write, may_repeat=may_repeat)
         finally:
             self._attempt_since = None
-        if outcome.failed and self._errors is None:
+        if outcome.failed and self._ports.errors is None:
             reason = outcome.failed[0].table.column("reason")[0].as_py()
             raise SinkError(f"{self.name}: the error sink refused rows: {reason}")
-        return outcome if self._out is not None else outcome._replace(forward=None)
+        return outcome if self._ports.out is not None else outcome._replace(forward=None)
 
     def _on_retry(self, buffer: Buffer, span: FlushSpan | None, retry: Retry) -> None:
         self._trouble = retry.reason
@@ -275,7 +257,7 @@ class ReduceStage:
 
     def _count(self, buffer: Buffer, reason: FlushReason, outcome: FlushOutcome) -> None:
         metrics = self._metrics
-        if self._out is None and self._errors is not None:
+        if self._ports.out is None and self._ports.errors is not None:
             metrics.done.written += outcome.accepted
         now = anyio.current_time()
         seconds = now - (now if self._flushing_since is None else self._flushing_since)
@@ -310,7 +292,7 @@ class ReduceStage:
         """Return the stage's present activity; `now` is the event loop's time."""
         activity: Literal["idle", "waiting", "collecting", "flushing", "retrying", "held"]
         since, attempt = self._flushing_since, self._attempt_since
-        queued = self._inbox.statistics().current_buffer_used
+        queued = self._ports.inbox.statistics().current_buffer_used
         if since is None and self._collecting.since is None and not queued:
             return self._at_rest
         if since is None:

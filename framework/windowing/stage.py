@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import numpy as np
-    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
     from numpy.typing import NDArray
 
     from ..delivery.announcement import Closed, WindowAnnouncement
-    from ..delivery.failures import ErrorPort
     from ..memory.window import Window
-    from ..parts import SharedParts
+    from ..parts import ReducePorts, SharedParts
     from ..record import Range, TopicPartition
     from ..reducers.reducer import Context
 
@@ -62,10 +60,8 @@ class WindowStage:
         self,
         name: str,
         window: Window,
-        inbox: MemoryObjectReceiveStream[Rows | ReplayEnd],
-        out: MemoryObjectSendStream[Rows | ReplayEnd],
+        ports: ReducePorts,
         shared: SharedParts,
-        errors: ErrorPort,
         partition: TopicPartition,
         begin: Closed,
         *,
@@ -74,7 +70,10 @@ class WindowStage:
         self.name = name
         self.expedite: Callable[[bool], None] = lambda _on: None
         self._window = window
-        self._inbox, self._out, self._errors = inbox, out, errors
+        assert ports.out is not None  # noqa: S101  a sink follows
+        assert ports.errors is not None  # noqa: S101
+        self._ports = ports
+        self._inbox, self._out, self._errors = ports.inbox, ports.out, ports.errors
         self._shared, self._ledgers = shared, shared.ledgers
         self._partition = partition
         self._state = window.state(partition, begin)
@@ -89,9 +88,7 @@ class WindowStage:
 
     async def close(self) -> None:
         """End, also after a failure."""
-        self._inbox.close()
-        self._out.close()
-        self._errors.close()
+        self._ports.close()
         self._hold(0)
 
     async def run(self) -> None:

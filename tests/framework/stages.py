@@ -14,7 +14,7 @@ from kmr.delivery.ledger import Ledgers
 from kmr.guarantees import AtLeastOnce
 from kmr.intake.backpressure import Budget, Gate
 from kmr.observe.metrics import Metrics
-from kmr.parts import SharedParts
+from kmr.parts import ReducePorts, SharedParts
 from kmr.record import Range, ReplayEnd, Rows, TopicPartition
 from kmr.reduce import ReduceStage
 from kmr.reducers.reducer import Context
@@ -48,7 +48,11 @@ class Bench:
         self.stage = ReduceStage(
             "reduce-1",
             reducer,
-            receive,
+            ReducePorts(
+                receive,
+                out,
+                ErrorPort(errors, LimitWindow(None), self.ledgers.settle, self.metrics),
+            ),
             SharedParts(
                 self.ledgers,
                 self.gate,
@@ -57,8 +61,6 @@ class Bench:
                 on_failure=lambda _: None,
             ),
             AtLeastOnce(self.ledgers, self.gate),
-            out=out,
-            errors=ErrorPort(errors, LimitWindow(None), self.ledgers.settle, self.metrics),
         )
         self.assign(0)
         self.assign(1)

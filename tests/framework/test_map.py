@@ -16,7 +16,7 @@ from kmr.map import MapStage
 from kmr.mapping.executor import Executor
 from kmr.mapping.functions import map_batch, map_record
 from kmr.observe.metrics import Metrics
-from kmr.parts import SharedParts
+from kmr.parts import MapParts, MapPorts, SharedParts
 from kmr.record import Batch, Record, ReplayEnd, Rows
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter, VirtualTimeLoop, batch_of
@@ -49,7 +49,7 @@ class Bench:
         metrics = Metrics()
         self.bytes = 0
         self.ledgers = Ledgers(on_bytes=self.count_bytes)
-        self.ledger = self.ledgers.open(P0, 0)
+        self.ledger = self.ledgers.open(P0, 0, replayed_to=-1 if replay_to is None else replay_to)
         self.inbox, inbox = anyio.create_memory_object_stream[Batch](math.inf)
         out, self.out = anyio.create_memory_object_stream[Rows | ReplayEnd](math.inf)
         errors, self.failed = anyio.create_memory_object_stream[Rows](math.inf)
@@ -57,17 +57,18 @@ class Bench:
         self.budget = Budget(1_000_000_000)
         gate = Gate()
         gate.open()
+        shared = SharedParts(self.ledgers, gate, self.budget, metrics, on_failure=lambda _: None)
         self.stage = MapStage(
             Strategy(function, [MemoryWriter(Journal())]),
-            Executor("inline"),
             self.ledger,
-            inbox,
-            out,
-            ErrorPort(errors, LimitWindow(None), self.ledgers.settle, metrics),
-            SharedParts(self.ledgers, gate, self.budget, metrics, on_failure=lambda _: None),
-            on_taken=self.count_taken,
-            max_records=max_records,
-            replay_to=replay_to,
+            MapPorts(
+                inbox,
+                self.count_taken,
+                out,
+                lambda _rows: False,
+                ErrorPort(errors, LimitWindow(None), self.ledgers.settle, metrics),
+            ),
+            MapParts(shared, Executor("inline"), max_records),
         )
 
     def count_bytes(self, nbytes: int, unmapped: int) -> None:
