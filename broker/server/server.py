@@ -38,7 +38,6 @@ SWEEP_INTERVAL = 1.0
 _BACKLOG = 1024
 _TLS_SHUTDOWN_TIMEOUT = 1.0  # seconds that a client has for its part of the TLS shutdown
 _ACCEPTED_AT_ONCE = 100
-_ACCEPT_PAUSE = 1.0  # seconds
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PASSWORD_CHECKS = 2  # at the same time
 
@@ -165,15 +164,19 @@ class Server:
         """Start to accept connections."""
         endpoint.socket.listen(_BACKLOG)
         self._endpoints.append(endpoint)
-        asyncio.get_running_loop().add_reader(endpoint.socket, self._accept, endpoint)
+        self._watch(endpoint)
 
     async def watch_connections(self, supervisor: Supervision) -> None:
-        """Close connections that stall or idle for too long; run until cancelled."""
+        """Close connections that stall or idle for too long, and accept again; run until cancelled."""
         await supervisor.repeat(
-            "the check of idle connections", self._check_connections, every=SWEEP_INTERVAL
+            "the check of listeners and idle connections",
+            self._check_connections,
+            every=SWEEP_INTERVAL,
         )
 
     async def _check_connections(self) -> None:
+        for endpoint in self._endpoints:
+            self._watch(endpoint)
         now = asyncio.get_running_loop().time()
         async for connection in in_turns(tuple(self._connections)):
             connection.check(now)
@@ -214,16 +217,23 @@ class Server:
             client.setblocking(False)  # noqa: FBT003
             self._admit(endpoint, client, str(address[0]).removeprefix(IPV4_MAPPED))
 
-    def _pause_accepting(self, error: OSError) -> None:
-        logger.warning("cannot accept connections for now", reason=str(error))
-        loop = asyncio.get_running_loop()
-        for endpoint in self._endpoints:
-            loop.remove_reader(endpoint.socket)
-            loop.call_later(_ACCEPT_PAUSE, self._resume_accepting, endpoint)
+    def _watch(self, endpoint: Endpoint) -> None:
+        """Have connections accepted, also after a pause.
 
-    def _resume_accepting(self, endpoint: Endpoint) -> None:
-        if endpoint in self._endpoints:
-            asyncio.get_running_loop().add_reader(endpoint.socket, self._accept, endpoint)
+        This is repeated because a listener can leave the loop's epoll set unnoticed: a forked process shares
+        the set, and adding to it may fail.
+        """
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(endpoint.socket)
+        loop.add_reader(endpoint.socket, self._accept, endpoint)
+
+    def _pause_accepting(self, error: OSError) -> None:
+        """Accept nothing until the next check of the listeners."""
+        times = self._refusals.times(str(error))
+        if times:
+            logger.warning("cannot accept connections for now", reason=str(error), times=times)
+        for endpoint in self._endpoints:
+            asyncio.get_running_loop().remove_reader(endpoint.socket)
 
     def _admit(self, endpoint: Endpoint, client: socket.socket, host: str) -> None:
         refusal = self.admission.admit(host)

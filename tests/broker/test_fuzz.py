@@ -28,7 +28,7 @@ async def test_no_request_ends_the_broker_or_loses_an_honest_record(
     assert await storm(tmp_path / "data", seed, 1_500) == []
 
 
-@pytest.mark.loop_guard(milliseconds=100)
+@pytest.mark.loop_guard(milliseconds=50)
 async def test_no_request_blocks_the_event_loop(start: Start, loop_guard: LoopGuard) -> None:
     broker = await start(
         compaction_check_interval=0.05,

@@ -14,6 +14,7 @@ from kmr.chaos.services import free_port
 from .clients.base import TIMEOUT, Journal, Message
 from .clients.via_aiokafka import Aiokafka
 from .clients.via_librdkafka import Librdkafka
+from .conftest import LEAKS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,6 +92,7 @@ async def test_members_that_come_and_go_share_the_partitions_and_miss_nothing(
     ), "everything before was committed"
 
 
+@LEAKS
 @pytest.mark.slow
 async def test_different_clients_share_a_group(
     broker: Broker, clients: list[Client], feed: Feed

@@ -99,7 +99,7 @@ async def test_a_log_that_shrinks_is_synced_elsewhere(
     assert log.segment_count == 2
 
 
-@pytest.mark.loop_guard(milliseconds=100)
+@pytest.mark.loop_guard(milliseconds=50)
 @pytest.mark.parametrize("timestamp", [1_700_000_099_999, -3])
 async def test_a_search_by_time_decompresses_elsewhere(
     broker: Broker, connect: Connect, batch: Batch, timestamp: int, loop_guard: LoopGuard
@@ -130,7 +130,7 @@ def bomb(megabytes: int) -> bytes:
     return bytes(batch)
 
 
-@pytest.mark.loop_guard(milliseconds=100)
+@pytest.mark.loop_guard(milliseconds=50)
 @pytest.mark.parametrize(
     ("settings", "make", "expected"),
     [
@@ -185,7 +185,7 @@ async def test_batches_are_validated_elsewhere_and_within_a_limit(
     assert len(results[1].record_errors) <= 1000
 
 
-@pytest.mark.loop_guard(milliseconds=100)
+@pytest.mark.loop_guard(milliseconds=50)
 @pytest.mark.parametrize("timestamp", [1, -3])
 async def test_a_search_by_time_in_a_bomb_finds_its_batch(
     broker: Broker, connect: Connect, timestamp: int, loop_guard: LoopGuard
@@ -267,7 +267,7 @@ LARGE = {
 }
 
 
-@pytest.mark.loop_guard(milliseconds=100)
+@pytest.mark.loop_guard(milliseconds=50)
 @pytest.mark.parametrize("name", LARGE)
 async def test_a_request_with_many_elements_lets_others_have_the_loop(
     broker: Broker, connect: Connect, name: str, loop_guard: LoopGuard
@@ -284,7 +284,7 @@ async def test_a_request_with_many_elements_lets_others_have_the_loop(
         await client.receive(request, correlation_id)
 
 
-@pytest.mark.loop_guard(milliseconds=100)
+@pytest.mark.loop_guard(milliseconds=50)
 async def test_a_produce_request_of_many_partitions_lets_others_have_the_loop(
     broker: Broker, connect: Connect, batch: Batch, loop_guard: LoopGuard
 ) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Start = Callable[..., Awaitable[Broker]]
     Connect = Callable[[Broker], Awaitable[Any]]
 
-pytestmark = pytest.mark.loop_guard(milliseconds=200)
+pytestmark = pytest.mark.loop_guard(milliseconds=50)
 REQUESTS = int(os.environ.get("KMR_STORM", "600"))
 PRODUCE, OFFSET_COMMIT = 0, 8
 REMEMBERED = {

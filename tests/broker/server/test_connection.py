@@ -366,7 +366,7 @@ async def test_requests_behind_a_long_poll_take_little_memory(
     assert used(broker, "unread request") == 4096, "it is not read any more"
 
 
-@pytest.mark.loop_guard(milliseconds=100)
+@pytest.mark.loop_guard(milliseconds=50)
 async def test_a_flood_of_small_requests_lets_others_have_the_loop(
     client: Any, broker: Broker, connect: Connect, loop_guard: LoopGuard
 ) -> None:

@@ -1,5 +1,9 @@
 """The listening socket: addresses, ports and the limit on connections."""
 
+import asyncio
+import os
+import resource
+import select
 import socket
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -9,12 +13,15 @@ from typing import Any, cast
 
 import pytest
 from kio.schema.api_versions.v0 import ApiVersionsRequest
+from structlog.testing import capture_logs
 
 from kmr.broker import Broker, BrokerError, BrokerSettings
 from kmr.broker.server.server import Admission, bind
+from tests.broker.raw_client import RawClient
 
 Start = Callable[..., Awaitable[Broker]]
 Connect = Callable[[Broker], Awaitable[Any]]
+Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 METADATA, JOIN_GROUP, DESCRIBE_GROUPS = 3, 11, 15
 THIRTY_SECONDS = timedelta(seconds=30)
@@ -63,6 +70,42 @@ async def test_connections_beyond_the_limit_are_refused(start: Start, connect: C
     third = await connect(broker)
     assert await third.is_closed_by_broker()
     await first.ask(ASK_VERSIONS)
+
+
+async def test_both_listeners_accept_again_when_descriptors_are_free_again(
+    start: Start, connect: Connect, until: Until
+) -> None:
+    two = ("ONE=plaintext://127.0.0.1:0", "OTHER=plaintext://127.0.0.1:0")
+    broker = await start(port=9092, listeners=two)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sockets = [socket.socket() for _ in broker.listeners]
+    with capture_logs() as logs:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (sockets[-1].fileno() + 1, limits[1]))
+        try:
+            for each, address in zip(sockets, broker.listeners.values(), strict=True):
+                each.setblocking(False)  # noqa: FBT003
+                each.connect_ex(("127.0.0.1", int(address.rpartition(":")[2])))
+            await until(lambda: bool(logs))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert logs[0]["event"] == "cannot accept connections for now"
+    for each in sockets:
+        client = RawClient(*await asyncio.open_connection(sock=each))
+        async with asyncio.timeout(30):
+            await client.ask(ASK_VERSIONS)
+        await client.close()
+
+
+async def test_a_listener_that_left_the_epoll_set_of_the_loop_is_put_back(
+    broker: Broker, connect: Connect
+) -> None:
+    """As when a forked process, which shares the set, stops watching what it thinks are its own sockets."""
+    loop: Any = asyncio.get_running_loop()
+    (endpoint,) = cast("Any", broker)._server._endpoints
+    with select.epoll.fromfd(os.dup(loop._selector.fileno())) as shared:
+        shared.unregister(endpoint.socket)
+    async with asyncio.timeout(30):
+        await (await connect(broker)).ask(ASK_VERSIONS)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
