@@ -40,8 +40,6 @@ FINE: Final = re.compile(_FINE.encode())
 _FINE_IN_VALUES: Final = rf":[0-9]{_FINE}|{_FINE}[0-9]*S"
 
 _TINY: Final = r"[eE]-[0-9]{3}"
-_TINY_BY_CASE: Final = ("e-[0-9]{3}", "E-[0-9]{3}")
-"""Each is found by its first two bytes: both together take half of the time of `_TINY`."""
 LARGE_OR_TINY: Final = re.compile(rf"[0-9]{{4}}|{_TINY}".encode())
 """What JSON has that holds a number which is no float; other texts and numbers may have it too."""
 
@@ -96,16 +94,18 @@ class DigitSearch:
         return len(str(2**self.bits))
 
     def in_json(self, values: pa.BinaryArray) -> list[int]:
-        """Return the rows whose text may have such a time or number: mostly one search in all bytes."""
+        """Return the rows whose text may have such a time or number: mostly one look at all bytes."""
+        from .digit_kernel import MOST, find_digits  # LLVM: only where values are decoded
+
         joined = _joined(values)
-        if joined is None:
+        if joined is None or not (self.times or self.bits):
             return []
-        found = self._with_fine_times(values, joined)
-        if self.bits and (
-            _has_run(joined, self._whole) or any(_match(joined, each) for each in _TINY_BY_CASE)
-        ):
-            large = rows_where(pc.match_substring_regex(values, self._large))
-            found = either(found, large)
+        digits = find_digits(_bytes(joined), self._whole if self.bits else MOST)
+        found: Mask = None
+        if self.times and digits.fine:
+            found = rows_where(pc.match_substring_regex(values, _FINE_IN_VALUES))
+        if self.bits and (digits.many or digits.tiny):
+            found = either(found, rows_where(pc.match_substring_regex(values, self._large)))
         return [] if found is None else np.flatnonzero(found).tolist()
 
     def in_messagepack(self, values: pa.BinaryArray) -> list[int]:
@@ -113,7 +113,9 @@ class DigitSearch:
         joined = _joined(values)
         if joined is None:
             return []
-        texts = self._with_fine_times(values, joined)
+        texts: Mask = None
+        if self.times and pc.match_substring_regex(joined, _MANY_DIGITS)[0].as_py():
+            texts = rows_where(pc.match_substring_regex(values, _FINE_IN_VALUES))
         rows = np.zeros(0, np.int64) if texts is None else np.flatnonzero(texts)
         ends = np.cumsum(pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False))
         markers = []
@@ -127,11 +129,6 @@ class DigitSearch:
         found = np.searchsorted(ends, places, side="right")
         both: list[int] = np.unique(np.concatenate([found, rows])).tolist()
         return both
-
-    def _with_fine_times(self, values: pa.BinaryArray, joined: pa.Array[Any]) -> Mask:
-        if not self.times or not _match(joined, _MANY_DIGITS):
-            return None
-        return rows_where(pc.match_substring_regex(values, _FINE_IN_VALUES))
 
     def reason(self, value: Any, known: Mapping[str, str] = {}) -> str | None:
         """Return the reason why a decoded value of plain objects cannot be a row; None if it can.
@@ -195,20 +192,9 @@ def _joined(values: pa.BinaryArray) -> pa.Array[Any] | None:
     return pa.Array.from_buffers(pa.binary(), 1, [None, together, data.slice(first, last - first)])
 
 
-def _match(joined: pa.Array[Any], pattern: str) -> bool:
-    return bool(pc.match_substring_regex(joined, pattern)[0].as_py())
-
-
 def _bytes(joined: pa.Array[Any]) -> NDArray[np.uint8]:
     data: Any = joined.buffers()[2] or b""
     return np.frombuffer(data, np.uint8)
-
-
-def _has_run(joined: pa.Array[Any], length: int) -> bool:
-    """Return whether there may be so many digits in a row: four that are as far apart as these allow."""
-    step = max(1, length // 4)
-    digits = (_bytes(joined)[step - 1 :: step] - np.uint8(48)) < 10
-    return bool((digits[:-3] & digits[1:-2] & digits[2:-1] & digits[3:]).any())
 
 
 def _places(joined: pa.Array[Any], marker: int, second: int | None = None) -> NDArray[np.int64]:

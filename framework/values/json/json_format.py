@@ -126,7 +126,9 @@ class Json(TypedFormat):
         """Load the compiled code; see `ValueFormat.warm_up`."""
         known = self._given is not None or self._registered.is_made
         if known:
-            self.decode(pa.array([b"{}"], pa.binary()))
+            empty = pa.array([b"{}"], pa.binary())
+            self.decode(empty)
+            self.decode_objects(empty)
         Json(pa.schema([("text", pa.string())])).decode(pa.array([b'{"text":"\\n"}'], pa.binary()))
 
     def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:

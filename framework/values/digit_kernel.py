@@ -1,0 +1,106 @@
+"""The compiled search for digits that a decoder of JSON may lose: one look at each byte, without the GIL."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from ..formats.machine_code import BYTES, NUMBER, compiled, load
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..formats.machine_code import Int, Kernel
+
+MOST: Final = 16
+"""The longest run of digits that can be asked for."""
+
+_DOT, _MINUS, _E, _ZERO = 46, 45, 101, 48
+_LOWER = 32  # the bit that makes E an e
+
+
+class Digits(NamedTuple):
+    """What bytes may have. What is False they do not have.
+
+    Attributes:
+        fine: a point and 7 digits after it.
+        many: the given number of digits in a row.
+        tiny: an exponent below zero of at least 3 digits.
+    """
+
+    fine: bool
+    many: bool
+    tiny: bool
+
+
+def find_digits(data: NDArray[np.uint8], many: int) -> Digits:
+    """Search bytes. `many`: 4, 8, 12 or 16 digits, of which six places are looked at."""
+    found = np.zeros(3, np.uint8)
+    end = np.zeros(2 * MOST, np.uint8)
+    last = data[-MOST:]
+    end[: len(last)] = last
+    _kernel()(data, end, many, found)
+    fine, large, tiny = found.tolist()
+    return Digits(bool(fine), bool(large), bool(tiny))
+
+
+@cache
+def _kernel() -> Kernel:
+    return load(__name__, {"_find": (BYTES, BYTES, NUMBER, BYTES)})["_find"]
+
+
+@compiled
+def _is(byte: Int, other: int) -> Int:
+    return np.uint8(byte == np.uint8(other))
+
+
+@compiled
+def _is_digit(byte: Int) -> Int:
+    return np.uint8(np.uint8(byte - np.uint8(_ZERO)) < np.uint8(10))
+
+
+@compiled
+def _search(data: NDArray[np.uint8], count: int, found: NDArray[np.uint8]) -> None:
+    """Search from all places but the last ones. Without a branch the loop becomes vector code."""
+    fine = many = tiny = np.uint8(0)
+    one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+    five, six, seven = np.uint64(5), np.uint64(6), np.uint64(7)
+    step = np.uint64(count) // four
+    for at in range(np.uint64(max(0, len(data) - MOST))):
+        fine |= (
+            _is(data[at], _DOT)
+            & _is_digit(data[at + one])
+            & _is_digit(data[at + two])
+            & _is_digit(data[at + three])
+            & _is_digit(data[at + four])
+            & _is_digit(data[at + five])
+            & _is_digit(data[at + six])
+            & _is_digit(data[at + seven])
+        )
+        many |= (
+            _is_digit(data[at])
+            & _is_digit(data[at + one])
+            & _is_digit(data[at + step])
+            & _is_digit(data[at + two * step])
+            & _is_digit(data[at + three * step])
+            & _is_digit(data[at + four * step - one])
+        )
+        tiny |= (
+            _is(data[at] | np.uint8(_LOWER), _E)
+            & _is(data[at + one], _MINUS)
+            & _is_digit(data[at + two])
+            & _is_digit(data[at + three])
+            & _is_digit(data[at + four])
+        )
+    found[0] |= fine
+    found[1] |= many
+    found[2] |= tiny
+
+
+def _find(
+    data: NDArray[np.uint8], end: NDArray[np.uint8], count: int, found: NDArray[np.uint8]
+) -> None:
+    _search(data, count, found)
+    _search(end, count, found)
