@@ -28,6 +28,7 @@ from ..protocol.headers import MIN_REQUEST_BYTES
 from ..turns import SLICE_SECONDS
 from .dispatch import Client
 from .outbox import Outbox
+from .partial_request import STILL_SECONDS, PartialRequest
 from .tls import certificate_principal
 
 if TYPE_CHECKING:
@@ -45,12 +46,6 @@ IPV4_MAPPED: Final = "::ffff:"
 
 logger = structlog.get_logger(__name__)
 
-_SMALL_BYTES = 4 * 1024
-_GROWTH = 4  # a buffer is at most so many times as large as what has arrived,
-_BEGUN_BYTES = 16 * 1024  # but once so much has arrived,
-_USUAL_BYTES = 1024 * 1024  # it may have this size: usual requests are not copied twice
-_BYTES_PER_SECOND = 1024 * 1024  # at least, after `request_timeout`
-_STILL_SECONDS = 5.0  # that a request or an unread response may stand still: others need the memory
 _LENGTH_BYTES = 4
 _LEAST_SLICE_SECONDS = 0.000_5
 _REFUSAL_SECONDS = 1.0  # from the response about a failed authentication to the close
@@ -95,13 +90,8 @@ class Connection(asyncio.BufferedProtocol):
         self.was_opened = False
 
         # receiving
-        self._partial: memoryview | None = None  # the beginning of a large request
-        self._partial_filled = 0
-        self._partial_size = 0  # of the whole request
-        self._partial_pool = self._buffers.small  # that the beginning is from
-        self._partial_since = 0.0
+        self._partial: PartialRequest | None = None
         self._unread: _Unread | None = None  # received requests that must wait
-        self._memory: asyncio.Future[memoryview] | None = None  # a buffer that is awaited
         self._reading = True
 
         # answering
@@ -151,10 +141,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._task is not None:
             # Not here: a task that has not started would leave its inner coroutines unawaited.
             self._loop.call_soon(self._task.cancel)
-        if self._memory is not None:
-            self._memory.cancel()
         if self._partial is not None:
-            self._release(self._partial, self._partial_pool)
+            self._partial.close()
         if self._unread is not None:
             self._release(self._unread.buffer, self._unread.pool)
         self._partial = self._unread = None
@@ -168,18 +156,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._partial is not None:
-            return self._partial[self._partial_filled : self._partial_size]
+            return self._partial.room()
         return self._intake.room(little=self._task is not None)
 
     def buffer_updated(self, nbytes: int) -> None:
         self._last_progress = self._loop.time()
-        if self._partial is not None:
-            self._partial_filled += nbytes
-            if self._partial_filled == self._partial_size:
-                buffer, self._partial = self._partial, None
-                self._handle_own(_Unread(buffer, 0, self._partial_size, self._partial_pool))
-            elif self._partial_filled == len(self._partial):
-                self._grow_partial(self._partial)
+        request = self._partial
+        if request is not None:
+            if request.received(nbytes):
+                self._partial = None
+                self._handle_own(_Unread(request.buffer, 0, request.size, request.pool))
+            elif request.waits_for_memory:
+                self._pause_reading()
             return
         buffer, start, end = self._intake.received(nbytes)
         waiting = self._handle_requests(buffer, start, end)
@@ -229,31 +217,17 @@ class Connection(asyncio.BufferedProtocol):
             if self._partial is not None or self._unread is not None:
                 allowed = min(allowed, self._settings.request_timeout)  # others need the memory
             if self._dispatcher.fetches_wait:
-                allowed = min(allowed, self._settings.request_timeout, _STILL_SECONDS)
+                allowed = min(allowed, self._settings.request_timeout, STILL_SECONDS)
             if waited > allowed:
                 self.abort(f"the client did not read its response for {waited:.0f} seconds")
         elif self._task is not None or not self._outbox.is_empty:
             pass  # the broker is at work, not the client
         elif self._partial is not None:
-            self._check_partial(now)
+            timeout = self._settings.request_timeout
+            if reason := self._partial.overdue(now, self._last_progress, timeout):
+                self.abort(reason)
         elif now - self._last_progress > self._settings.connection_idle_seconds:
             self.finish()
-
-    def _check_partial(self, now: float) -> None:
-        """Close if the request takes too long, or stands still while others wait for its memory."""
-        waited, still = now - self._partial_since, now - self._last_progress
-        allowed = self._settings.request_timeout + self._partial_size / _BYTES_PER_SECOND
-        stands = self._memory is None and self._partial_pool.is_awaited and still > _STILL_SECONDS
-        if waited <= allowed and not stands:
-            return
-        size = f"{self._partial_filled} of {self._partial_size} bytes"
-        if self._memory is None:
-            self.abort(f"the rest of a request did not arrive in {waited:.0f} seconds ({size})")
-        else:
-            self.abort(
-                f"there was no memory for a request in {waited:.0f} seconds ({size}); raise"
-                " request_memory_bytes if clients send so much at the same time"
-            )
 
     def finish(self) -> None:
         """Close after the responses to requests that are being handled."""
@@ -323,7 +297,7 @@ class Connection(asyncio.BufferedProtocol):
                     return start
         if end > start and not self._closing:
             wanted = size + _LENGTH_BYTES if end - start >= _LENGTH_BYTES else _LENGTH_BYTES
-            self._keep_partial(buffer[start:end], wanted)
+            self._keep(buffer[start:end], wanted)
         self._send()
         return end
 
@@ -344,51 +318,14 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._group_commit.after_write(put)
 
-    def _keep_partial(self, rest: memoryview, wanted: int) -> None:
-        """Move an incomplete request into a buffer that grows with what arrives."""
-        self._partial_since = self._loop.time()
-        self._partial_size = wanted
-        self._partial_pool = pool = self._buffers.pool_for(wanted)
-        size = self._room(len(rest))
-        buffer = pool.take(size) if size > _SMALL_BYTES else None
-        if buffer is None:
-            buffer = pool.take_beyond_limit(len(rest))
-        self._fill_partial(buffer, rest)
-        if len(rest) == len(buffer):
-            self._grow_partial(buffer)
-
-    def _room(self, arrived: int) -> int:
-        """Return the size of the next buffer for a request of which so many bytes have arrived."""
-        usual = _USUAL_BYTES if arrived >= _BEGUN_BYTES else 0
-        return min(self._partial_size, max(_GROWTH * arrived, usual))
-
-    def _grow_partial(self, full: memoryview) -> None:
-        size, pool = self._room(len(full)), self._partial_pool
-        buffer = pool.take(size)
-        if buffer is not None:
-            self._fill_partial(buffer, full)
-            pool.put(full)
-            return
-        self._pause_reading()
-        self._memory = pool.when_available(size, held=len(full))
-        self._memory.add_done_callback(self._got_memory)
-
-    def _got_memory(self, memory: asyncio.Future[memoryview]) -> None:
-        self._memory = None
-        if memory.cancelled():
-            return
-        if self._lost or self._partial is None:
-            self._partial_pool.put(memory.result())
-            return
-        full = self._partial
-        self._fill_partial(memory.result(), full)
-        self._partial_pool.put(full)
-        self._continue()
-
-    def _fill_partial(self, buffer: memoryview, beginning: memoryview) -> None:
-        buffer[: len(beginning)] = beginning
-        self._partial = buffer
-        self._partial_filled = len(beginning)
+    def _keep(self, beginning: memoryview, size: int) -> None:
+        """Receive the rest of a request of so many bytes."""
+        now = self._loop.time()
+        self._partial = request = PartialRequest(
+            beginning, size, self._buffers, now=now, resume=self._continue
+        )
+        if request.waits_for_memory:
+            self._pause_reading()
 
     def _next_slice(self) -> None:
         self._server.busy_connections -= 1
@@ -401,7 +338,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._unread is not None and self._task is None and not self._outbox.is_full:
             unread, self._unread = self._unread, None
             self._handle_own(unread)
-        waits = self._unread is not None or self._memory is not None or self._task is not None
+        lacks_memory = self._partial is not None and self._partial.waits_for_memory
+        waits = self._unread is not None or lacks_memory or self._task is not None
         if not waits and not self._outbox.is_full:
             self._resume_reading()
         self._close_if_finished()

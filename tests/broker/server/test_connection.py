@@ -411,7 +411,7 @@ async def test_requests_that_stand_still_do_not_keep_honest_ones_waiting(
     monkeypatch: pytest.MonkeyPatch,
     whole: int,
 ) -> None:
-    monkeypatch.setattr("kmr.broker.server.connection._STILL_SECONDS", 0.1)
+    monkeypatch.setattr("kmr.broker.server.partial_request.STILL_SECONDS", 0.1)
     broker = await start(request_memory_bytes=16 * MIB, request_max_bytes=8 * MIB)
     await broker.topics.create("t")
     pool = "large request" if whole > 2 * MIB else "request"
