@@ -69,6 +69,7 @@ def context_of(strategy: Strategy, settings: Settings) -> Context:
             client=connection_config(settings).client_options(),
             prepare=settings.prepare_table,
             schema_of=strategy.schema_of,
+            tell_types=strategy.tell_types,
             has_schema_ids=strategy.has_schema_ids,
             transactional_id=settings.transactional_id,
             session_timeout=settings.session_timeout,

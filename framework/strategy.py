@@ -17,7 +17,13 @@ from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError, reason_of
 from .lookups.given import GivenRows, empty_tables
 from .lookups.source import TableSource
-from .mapping.annotations import check_call, check_resources, check_result, parameters_of
+from .mapping.annotations import (
+    check_call,
+    check_resources,
+    check_result,
+    check_row_classes,
+    parameters_of,
+)
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Changes, Inputs, Tombstones
 from .mapping.resources import accepted
@@ -250,6 +256,8 @@ class Strategy(metaclass=Checked):
         self._check_errors()
         check_windows(self)
         self._check_tables()
+        if self.by_topic is None and spec.per == "record" and spec.schema is None:
+            check_row_classes(self.map, branched=spec.branching is not None)
 
     @property
     def window(self) -> Window | None:
@@ -377,7 +385,7 @@ class Strategy(metaclass=Checked):
             )
             check_result(self.map)
             inputs = replace(inputs, parameters=parameters, is_timed=is_timed)
-            return replace(spec, inputs=inputs)
+            return replace(spec, inputs=inputs, sink_types={})
         if spec.per == "batch":
             check_call(self.map, "the batch", tables=self.tables or ())
             if "timestamp" in inputs.schema.names and is_timed:
@@ -513,6 +521,18 @@ class Strategy(metaclass=Checked):
         for reducer in before:
             schema = None if schema is None else reducer.schema_after(schema)
         return schema
+
+    def tell_types(self, stage: str, types: Mapping[str, pa.DataType]) -> None:
+        """Tell the maps what the sink of a stage stores, by the names of its columns.
+
+        Args:
+            stage: as in `writers`; others are left out, and chains in which a reducer makes rows anew.
+        """
+        branch = stage.partition(" ")[2]
+        chain = self.chains.get(branch, ())
+        if stage in self.writers and all(reducer.keeps_rows for reducer in chain[:-1]):
+            for part in self.parts:
+                part.map_spec.sink_types[branch] = types
 
     @property
     def all_stages(self) -> dict[str, Reducer]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
 import types
+import typing
+import warnings
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from ..errors import StrategyError
+from ..errors import StrategyError, reason_of
 from ..frames import kind_of
 from ..record import Record
 from ..values.schemas import is_row_class
@@ -72,6 +76,29 @@ def check_result(function: object) -> None:
         raise StrategyError(
             f"map={name} returns {wrong.__name__} by its annotation, which is no row; return a dict, a "
             "dataclass or a msgspec Struct, or correct the annotation"
+        )
+
+
+def check_row_classes(function: object, *, branched: bool) -> None:
+    """Check that the return annotation can say which class rows have; warn of several without branches.
+
+    Raises:
+        StrategyError: a name in it is not known at run time.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    hints, failures = _resolved(function)
+    if (error := failures.get("return")) is not None:
+        raise StrategyError(
+            f"map={name}: its return annotation cannot be resolved ({reason_of(error)}), so the rows have no "
+            "declared types; import the name outside of `if TYPE_CHECKING:`, or remove the annotation"
+        )
+    if len(classes := _row_classes(hints.get("return"))) > 1 and not branched:
+        several = ", ".join(sorted(each.__name__ for each in classes))
+        warnings.warn(
+            f"map={name} returns rows of several classes by its annotation ({several}), so the types of "
+            "their columns are inferred from each batch; give each class its branch (reduce={...}), or "
+            "@map_record(schema=...)",
+            stacklevel=2,
         )
 
 
@@ -198,10 +225,26 @@ def check_call(function: object, *arguments: str, tables: Container[str] = ()) -
 
 
 def _hints(function: object) -> dict[str, Any]:
-    """Return the annotations; empty where they cannot be resolved, because nobody has to annotate a map."""
+    """Return the annotations that can be resolved: nobody has to annotate a map."""
+    return _resolved(function)[0]
+
+
+def _resolved(function: object) -> tuple[dict[str, Any], dict[str, Exception]]:
+    """Return the annotations, and why others cannot be resolved: names under TYPE_CHECKING, for example."""
     if not inspect.isroutine(function):
         function = getattr(function, "__call__", function)  # noqa: B004  annotations of an object's __call__
-    try:
-        return get_type_hints(function)
-    except Exception:  # noqa: BLE001  names under TYPE_CHECKING, for example
-        return {}
+    with suppress(Exception):
+        return get_type_hints(function), {}
+    function = inspect.unwrap(function)  # type: ignore[arg-type]
+    known = {**vars(collections.abc), **vars(typing), **getattr(function, "__globals__", {})}
+    with suppress(TypeError, ValueError):
+        known |= inspect.getclosurevars(function).nonlocals  # type: ignore[arg-type]
+    hints: dict[str, Any] = {}
+    failures: dict[str, Exception] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        try:
+            alone = types.SimpleNamespace(__annotations__={name: annotation})
+            hints |= get_type_hints(alone, known)
+        except Exception as error:  # noqa: BLE001  an annotation is any expression
+            failures[name] = error
+    return hints, failures

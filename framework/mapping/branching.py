@@ -78,7 +78,11 @@ class Branching:
         return row, self.other, f"the type {cls.__name__}"
 
     def from_rows(
-        self, rows: Sequence[Any], offsets: Sequence[int], failures: Sequence[Failure]
+        self,
+        rows: Sequence[Any],
+        offsets: Sequence[int],
+        failures: Sequence[Failure],
+        sink_types: Mapping[str, Mapping[str, pa.DataType]] = {},
     ) -> MapResult:
         """Convert the rows of a per-record function to tagged rows; see `results.from_rows`.
 
@@ -87,10 +91,11 @@ class Branching:
 
         Args:
             rows: rows, or pairs of a row and a name.
+            sink_types: what the sinks store, by branch.
         """
         if len(self.classes) == 1 and set(map(type, rows)) == set(self.classes):
             return self._from_alike_rows(list(rows), offsets, failures)
-        return self._from_unlike_rows(list(rows), offsets, failures)
+        return self._from_unlike_rows(list(rows), offsets, failures, sink_types)
 
     def _from_alike_rows(
         self, rows: list[Any], offsets: Sequence[int], failures: Sequence[Failure]
@@ -103,7 +108,11 @@ class Branching:
         return replace(made, table=tag({self.classes[cls]: made.table}, places))
 
     def _from_unlike_rows(
-        self, rows: list[Any], offsets: Sequence[int], failures: Sequence[Failure]
+        self,
+        rows: list[Any],
+        offsets: Sequence[int],
+        failures: Sequence[Failure],
+        sink_types: Mapping[str, Mapping[str, pa.DataType]],
     ) -> MapResult:
         failed = {failure.offset: failure for failure in failures}
         numbers = {name: n for n, name in enumerate(dict.fromkeys(self.classes.values()))}
@@ -133,7 +142,8 @@ class Branching:
         for branch, begin, end in zip(numbers, begins[:-1], begins[1:], strict=True):
             order = by_branch[begin:end]
             some, theirs = in_order[begin:end].tolist(), at_offsets[order]
-            result = from_rows(declared.get(branch), some, theirs, [])
+            stored = sink_types.get(branch, {})
+            result = from_rows(declared.get(branch), some, theirs, [], stored)
             failed |= {each.offset: each for each in result.failures if each.offset not in failed}
             if result.table is not None:
                 if len(result.offsets) < len(order):

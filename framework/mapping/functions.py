@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -39,7 +39,7 @@ from .results import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from ..frames import Frame
     from ..values.schemas import RowType
@@ -69,6 +69,7 @@ class MapSpec:
         branching: how rows find their branches; None: there are none.
         frame: what a per-batch function is called with (`kmr.frames`).
         across: a per-batch function may be called with records of several partitions.
+        sink_types: what sinks store, by branch ("" without branches) and column; known when they are open.
     """
 
     per: Literal["record", "batch", "value", "result"]
@@ -80,6 +81,7 @@ class MapSpec:
     branching: Branching | None = None
     frame: str = "pyarrow"
     across: bool = False
+    sink_types: dict[str, Mapping[str, pa.DataType]] = field(default_factory=dict, compare=False)
 
     def caller(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of one item of each of `Arguments.lists`, or of a batch."""
@@ -256,7 +258,10 @@ def spec_of(function: object) -> MapSpec:
     """
     spec = getattr(function, MARK, None)
     if isinstance(spec, MapSpec):
-        return spec
+        if spec.per != "record" or spec.schema is not None or spec.row_class is not None:
+            return spec
+        # Its class of rows may be defined after it.
+        return _per_record(function, calls=spec.calls)
     if not callable(function) or isinstance(function, type):
         raise StrategyError(
             f"map={function!r} is not a function; pass one that takes a record and returns a row, or None"
@@ -411,9 +416,10 @@ def _converted(
     failures.sort()
     rows, of_rows = collected.rows, collected.numbers
     if spec.branching is not None:
-        mapped = spec.branching.from_rows(rows, of_rows, failures)
+        mapped = spec.branching.from_rows(rows, of_rows, failures, spec.sink_types)
     else:
-        mapped = from_rows(spec.row_type or spec.schema, rows, of_rows, failures)
+        schema, sink_types = spec.row_type or spec.schema, spec.sink_types.get("", {})
+        mapped = from_rows(schema, rows, of_rows, failures, sink_types)
     return mapped if rest is None else replace(mapped, rest=rest)
 
 

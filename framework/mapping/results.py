@@ -26,6 +26,7 @@ from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
 from ..values.python_columns import convert, to_column, what_fits
 from ..values.schemas import RowType, fields_of, is_row_class
 from .kept import changed
+from .sink_types import hidden_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -97,6 +98,7 @@ def from_rows(
     rows: list[Any],
     offsets: Sequence[int] | NDArray[np.int64],
     failures: list[Failure],
+    sink_types: Mapping[str, pa.DataType] = {},
 ) -> MapResult:
     """Convert the rows of a per-record function to columns; `offsets` has the record of each row.
 
@@ -106,11 +108,12 @@ def from_rows(
 
     Args:
         rows: dicts, or objects whose attributes are the columns.
+        sink_types: what the sink stores, by the names of its columns (`kmr.mapping.sink_types`).
     """
     if not rows:
         return MapResult(None, NO_OFFSETS, tuple(failures))
     misfits: dict[int, str] = {}
-    table = _table(schema, rows, misfits)
+    table = _table(schema, rows, misfits, sink_types)
     if not misfits:
         return MapResult(table, np.array(offsets, dtype=np.int64), tuple(failures))
     mapped = _drop_records(table, np.array(offsets, dtype=np.int64), misfits, failures)
@@ -122,7 +125,10 @@ def from_rows(
 
 
 def _table(
-    schema: RowType | pa.Schema | None, rows: list[Any], misfits: dict[int, str]
+    schema: RowType | pa.Schema | None,
+    rows: list[Any],
+    misfits: dict[int, str],
+    sink_types: Mapping[str, pa.DataType],
 ) -> pa.Table:
     """Convert rows to columns; values that do not fit become null, and get a reason in `misfits`."""
     table: pa.Table
@@ -138,7 +144,7 @@ def _table(
         kinds = {} if schema is None else {field.name: field.type for field in schema}
         table = pa.table(
             {
-                name: _column(values, name, kinds.get(name), misfits)
+                name: _column(values, name, kinds.get(name), misfits, sink_types.get(name))
                 for name, values in _values_of(rows, schema, misfits).items()
             },
             schema=schema,
@@ -205,13 +211,20 @@ def _no_column(name: Any, known: Container[str] | None) -> str | None:
 
 
 def _column(
-    values: list[Any], name: str, kind: pa.DataType | None, misfits: dict[int, str]
+    values: list[Any],
+    name: str,
+    kind: pa.DataType | None,
+    misfits: dict[int, str],
+    sink_type: pa.DataType | None = None,
 ) -> pa.Array[Any]:
     """Convert the values of one column; those that do not fit become null, and get a reason in `misfits`."""
     refused: dict[int, str] = {}
     classes = frozenset(map(type, values)) if kind is None else frozenset()
     if kind is None and not _CONTAINERS.isdisjoint(classes):
         values = _finite(values, refused)
+    if sink_type is not None and (hidden := hidden_values(name, values, sink_type)):
+        misfits.update(hidden)
+        values = [None if row in hidden else value for row, value in enumerate(values)]
     with suppress(Exception):  # a value may be of any class
         if kind is None and classes == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}:
             return to_column(values, _MOMENT, refused)  # four times as fast

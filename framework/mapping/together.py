@@ -242,7 +242,7 @@ class Together:
         """Make columns of the rows of some batches: of all together if that makes no difference."""
         if begin >= end:
             return
-        schema = self._spec.row_type or self._spec.schema
+        schema, stored = self._spec.row_type or self._spec.schema, self._spec.sink_types.get("", {})
         starts = [*self._row_starts[:end], len(self._collected.rows)]
         if end < len(self._row_starts):
             starts[end] = self._row_starts[end]
@@ -250,7 +250,7 @@ class Together:
         numbers = self._collected.numbers[starts[begin] : starts[end]]
         try:
             if schema is not None or _alike(rows):
-                mapped = from_rows(schema, rows, numbers, [])
+                mapped = from_rows(schema, rows, numbers, [], stored)
                 if schema is not None or _is_usual(mapped):
                     self._divide(mapped, begin, end)
                     return
@@ -259,9 +259,8 @@ class Together:
         for number in range(begin, end):
             mine = slice(starts[number], starts[number + 1])
             try:
-                one = from_rows(
-                    schema, self._collected.rows[mine], self._collected.numbers[mine], []
-                )
+                rows, numbers = self._collected.rows[mine], self._collected.numbers[mine]
+                one = from_rows(schema, rows, numbers, [], stored)
             except Exception as error:  # noqa: BLE001
                 self.outcomes[number] = error
             else:

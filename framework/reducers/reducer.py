@@ -61,6 +61,10 @@ def _unknown(_stage: str) -> None:
     """Return no columns."""
 
 
+def _untold(_stage: str, _types: Mapping[str, pa.DataType]) -> None:
+    """Tell nobody."""
+
+
 def _uncounted(_stage: str, _what: str, _values: int) -> None:
     """Count nothing."""
 
@@ -85,6 +89,7 @@ class SinkContext:
         takes_refused: whether `reduce_err` takes rows that a sink refuses.
         count_left_out: called with a stage, `fields` or `digits`, and the number of values that its sink left
             out on purpose.
+        tell_types: called with a stage and what its sink stores, by the names of its columns.
     """
 
     client: Mapping[str, object] = field(default_factory=dict)
@@ -98,6 +103,7 @@ class SinkContext:
     session_timeout: float | None = None
     takes_refused: bool = True
     count_left_out: Callable[[str, str, int], None] = _uncounted
+    tell_types: Callable[[str, Mapping[str, pa.DataType]], None] = _untold
 
 
 @dataclass(frozen=True, slots=True)

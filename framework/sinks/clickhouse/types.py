@@ -318,21 +318,23 @@ def _cast_inside(array: Array, target: ColumnType) -> Cast:
     cast = cast_to(array, target)
     if not pa.types.is_null(cast.array.type):
         return cast
-    return cast._replace(array=pa.nulls(len(array), _arrow(target)))
+    return cast._replace(array=pa.nulls(len(array), stored_type(target)))
 
 
-def _arrow(target: ColumnType) -> Any:
-    """Return a type of Arrow whose null, or empty list, the server converts to a type."""
+def stored_type(target: ColumnType) -> Any:
+    """Return a type of Arrow whose values the server converts to a type; text where there is none."""
     match target.base_type:
+        case "SimpleAggregateFunction":
+            return stored_type(target.element_type)
         case "Array":
-            return pa.list_(_arrow(target.element_type))
+            return pa.list_(stored_type(target.element_type))
         case "Nested":
-            return _arrow(_as_array(target))
+            return stored_type(_as_array(target))
         case "Map":
-            return pa.map_(_arrow(target.key_type), _arrow(target.value_type))
+            return pa.map_(stored_type(target.key_type), stored_type(target.value_type))
         case "Tuple":
             names = target.element_names or map(str, range(len(target.element_types)))
-            return pa.struct(list(zip(names, map(_arrow, target.element_types), strict=True)))
+            return pa.struct(list(zip(names, map(stored_type, target.element_types), strict=True)))
     return _PLAIN.get(target.base_type, pa.string())
 
 

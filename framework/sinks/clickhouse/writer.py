@@ -35,6 +35,7 @@ from .inserts import (
     was_counted,
 )
 from .table import MissingTable, read_table
+from .types import stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -283,6 +284,8 @@ class ClickHouseWriter(RangeWriter):
         compression = self.compression
         if compression == "auto":
             compression = None if target.is_local else "lz4"
+        stored = {each.name: stored_type(each.type) for each in table.columns}
+        context.for_sinks.tell_types(context.stage, stored)
         self._inserter = Inserter(
             connection,
             context.group,

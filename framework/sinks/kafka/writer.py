@@ -235,6 +235,9 @@ class KafkaWriter(Collecting, Sink):
         self._client = self._client_of(context)
         self._topic_limit = await message_limit(self._client, self.topic)
         await self._require_topic(context, await self._connect())
+        if not (isinstance(self.value, str) or self.value.has_schema_ids):
+            stored = {field.name: field.type for field in self.value.schema}
+            context.for_sinks.tell_types(context.stage, stored)
         if self.capabilities.commits_offsets:
             await self.close()  # transactions have a producer of their own
 

@@ -158,6 +158,9 @@ class ParquetWriter(RangeWriter):
             ) from error
         self._directory = directory
         self._columns = DestinationColumns(str(self), schema)
+        if schema is not None:
+            stored = {field.name: field.type for field in schema}
+            context.for_sinks.tell_types(context.stage, stored)
 
     def has(self, rows: RangeRows) -> bool:
         """Return whether all files of the range exist."""

@@ -1,4 +1,4 @@
-"""Texts for arrays, ranges and composite types of PostgreSQL are divided into their items.
+"""Texts for arrays, ranges and composite types of PostgreSQL: made of values, and divided into items.
 
 The server casts such a text by itself, and rounds or cuts the items: 1.005 becomes 1.01 in a
 `numeric(5,2)[]`. So each item is checked like a value of a column.
@@ -7,6 +7,7 @@ The server casts such a text by itself, and rounds or cuts the items: 1.005 beco
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from ...columns.kinds import either
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ...columns.kinds import Array, Mask
+    from ...columns.kinds import Array, Lists, Mask
     from .types import PostgresColumn
 
 _ARRAY: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^{},"]+)', re.DOTALL)
@@ -25,6 +26,41 @@ _DIMENSIONS: Final = re.compile(r"^\s*(\[[^]]*\])+\s*=")
 _RANGE: Final = re.compile(r'[\[(]((?:"(?:[^"\\]|\\.|"")*"|\\.|[^"\\\])])*)[\])]', re.DOTALL)
 _FIELD: Final = re.compile(r'((?:"(?:[^"\\]|\\.|"")*"|\\.|[^,"\\])*)(,|$)', re.DOTALL)
 _QUOTED: Final = re.compile(r'""|\\(.)|"', re.DOTALL)
+
+
+def array_texts(lists: Lists, items: Array, *, quoted: bool) -> Array:
+    """Return the texts of arrays; null for null.
+
+    Args:
+        items: their items as texts.
+        quoted: False for items that are arrays.
+    """
+    texts = [
+        "NULL" if each is None else _quoted(each) if quoted else each for each in items.to_pylist()
+    ]
+    begins = [0, *lists.ends.tolist()]
+    found = [f"{{{','.join(texts[begin:end])}}}" for begin, end in pairwise(begins)]
+    nulls = [False] * len(found) if lists.null is None else lists.null.to_pylist()
+    return pa.array(
+        [None if null else text for text, null in zip(found, nulls, strict=True)], pa.string()
+    )
+
+
+def row_texts(structs: Array) -> Array:
+    """Return the texts of composite values whose fields are texts; null for null."""
+    return pa.array(
+        [
+            None
+            if row is None
+            else f"({','.join('' if each is None else _quoted(each) for each in row.values())})"
+            for row in structs.to_pylist()
+        ],
+        pa.string(),
+    )
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 class Item(NamedTuple):

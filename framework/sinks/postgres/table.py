@@ -35,7 +35,8 @@ SELECT t.typname,
        CASE WHEN e.oid IS NOT NULL THEN 'array' WHEN r.rngsubtype IS NOT NULL THEN 'range'
             WHEN t.typtype = 'c' THEN 'row' ELSE '' END,
        t.typtypmod, nullif(t.typbasetype, 0)::bigint, coalesce(e.oid, r.rngsubtype)::bigint,
-       (SELECT array_agg(ARRAY[a.atttypid::bigint, a.atttypmod] ORDER BY a.attnum) FROM pg_attribute a
+       (SELECT json_agg(json_build_array(a.atttypid::bigint, a.atttypmod, a.attname) ORDER BY a.attnum)
+        FROM pg_attribute a
         WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
 FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
 LEFT JOIN pg_range r ON t.oid IN (r.rngtypid, r.rngmultitypid)
@@ -151,8 +152,11 @@ async def _container(connection: Connection, oid: int, modifier: int) -> Postgre
     kind, form, own, base, item, fields = found
     if base is not None:
         return await _container(connection, base, max(modifier, own))
-    inside = fields or ([] if item is None else [(item, modifier if form == "array" else -1)])
-    items = [await _container(connection, each, limit) for each, limit in inside]
+    inside = fields or ([] if item is None else [(item, modifier if form == "array" else -1, "")])
+    items = [
+        (await _container(connection, each, limit))._replace(name=name)
+        for each, limit, name in inside
+    ]
     return _column(kind, modifier)._replace(form=form if items else "", items=tuple(items))
 
 

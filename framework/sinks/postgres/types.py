@@ -11,11 +11,13 @@ from pyarrow import csv
 
 from ...columns.casting import Cast, Misfit, between
 from ...columns.fitted import TargetColumn
-from ...columns.fitting import fit, json_cast, to_text
+from ...columns.fitting import fit, in_lists, json_cast, to_struct, to_text
 from ...columns.json_keys import repeated_keys
 from ...columns.kinds import (
+    Lists,
     either,
     is_bytes,
+    is_list,
     is_nested,
     is_text,
     null_rows,
@@ -28,7 +30,7 @@ from ...columns.numbers import decimal_text
 from ...columns.texts import POSTGRES, UNITS, text_of
 from ...columns.times import cut_off
 from ...errors import StrategyError
-from .containers import bad_items
+from .containers import array_texts, bad_items, row_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -134,6 +136,15 @@ class PostgresColumn(NamedTuple):
             return (pa.decimal128 if self.digits[0] <= 38 else pa.decimal256)(*self.digits)
         return _ARROW.get(self.kind, pa.string())
 
+    @property
+    def stored(self) -> pa.DataType:
+        """The Arrow type like it, also of what is inside."""
+        if self.form == "array":
+            return pa.list_(self.items[0].stored)
+        if self.form == "row":
+            return pa.struct([(item.name, item.stored) for item in self.items])
+        return self.arrow
+
     def tells_apart(self, kind: pa.DataType) -> bool:
         """Whether values of an Arrow type that differ are unequal here; the texts `1` and `01` may not be."""
         if is_text(kind):
@@ -183,6 +194,8 @@ def _cast(column: PostgresColumn, array: Array) -> Cast:
 
 def _cast_values(array: Array, column: PostgresColumn) -> Cast:
     kind = plain(array).type
+    if is_nested(kind) and column.form:
+        return _to_container(plain(array), column)
     if is_nested(kind):
         cast = json_cast(array, nul=column.kind != "jsonb")
         return cast._replace(bad=either(cast.bad, _bad_text(cast.array, column)))
@@ -205,6 +218,45 @@ def _cast_values(array: Array, column: PostgresColumn) -> Cast:
     else:
         cast = Cast(text_of(array, POSTGRES))
     return cast._replace(bad=either(cast.bad, _bad_text(cast.array, column)))
+
+
+def _to_container(array: Array, column: PostgresColumn) -> Cast:
+    """Return the texts of arrays and composite types for lists and objects."""
+    if column.form == "array" and is_list(array.type):
+        lists = Lists(array)
+        is_deep = is_list(lists.items.type)  # `integer[]` has any number of dimensions
+        made = (
+            _to_container(lists.items, column) if is_deep else _items(lists.items, column.items[0])
+        )
+        if is_deep:  # no array of arrays has null or nothing inside
+            nothing = rows_where(pc.equal(made.array.fill_null("{}"), pa.scalar("{}")))
+            made = made._replace(bad=either(made.bad, nothing))
+        items = in_lists(lists, made)
+        return items._replace(array=array_texts(lists, made.array, quoted=not is_deep))
+    if column.form == "row" and pa.types.is_struct(array.type):
+        names = [item.name for item in column.items]
+        casts = [partial(_items, column=item) for item in column.items]
+        made = to_struct(array, names, casts)
+        bad, places = made.bad, dict(made.places)
+        for at, field in enumerate(array.type):
+            if field.name not in names and (more := rows_where(_known(array, at))) is not None:
+                bad, places[f".{field.name}"] = either(bad, more), more
+        return made._replace(array=row_texts(made.array), bad=bad, places=places)
+    raise Misfit(f"{array.type} is no such value")
+
+
+def _known(structs: Array, at: int) -> Array:
+    return pc.and_(structs.is_valid(), pc.struct_field(structs, [at]).is_valid())
+
+
+def _items(array: Array, column: PostgresColumn) -> Cast:
+    """Return values inside of others as text."""
+    cast = _cast_values(array, column)
+    if is_bytes(cast.array.type):
+        return cast._replace(array=_as_hexadecimal(cast.array))
+    if is_text(cast.array.type) and not is_nested(plain(array).type):
+        return cast._replace(bad=either(cast.bad, _bad_item(cast.array, column)))
+    return cast._replace(array=text_of(cast.array, POSTGRES))
 
 
 def _bad_text(text: Array, column: PostgresColumn) -> Mask:
@@ -253,9 +305,9 @@ def _beyond(array: Array) -> Mask:
     return None
 
 
-def _hexadecimal(array: Any) -> Any:
+def _as_hexadecimal(array: Any) -> Any:
     return pa.array(
-        [None if value is None else value.hex() for value in array.to_pylist()], pa.string()
+        [None if value is None else f"\\x{value.hex()}" for value in array.to_pylist()], pa.string()
     )
 
 
@@ -265,7 +317,7 @@ def copy_columns(table: pa.Table) -> pa.Table:
     for name, column in zip(table.column_names, table.columns, strict=True):
         array = whole(column)
         if is_bytes(array.type):
-            array = pc.binary_join_element_wise("\\x", _hexadecimal(array), "")
+            array = _as_hexadecimal(array)
         elif _is_far(array):
             array = text_of(array, POSTGRES)
         columns[name] = array

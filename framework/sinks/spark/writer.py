@@ -241,6 +241,12 @@ class SparkWriter(Collecting, Sink):
             self.session.use(context.for_sinks.session)
         declared = await declared_columns(context) if self._changes is not None else None
         await run_in_thread(self._open, declared)
+        if (
+            self._destination is not None
+            and (schema := self._destination.columns.schema) is not None
+        ):
+            stored = {field.name: field.type for field in schema}
+            context.for_sinks.tell_types(context.stage, stored)
         doubt = self.at_least_once
         if doubt is not None and doubt not in self._logged:
             self._logged.add(doubt)

@@ -133,6 +133,7 @@ class SparkEngine:
                 client=connection_config(settings).client_options(),
                 generations=self._generation,
                 schema_of=strategy.schema_of,
+                tell_types=strategy.tell_types,
                 has_schema_ids=strategy.has_schema_ids,
                 takes_refused=strategy.reduce_err is not None,
             ),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator  # noqa: TC003  resolved by the annotations below
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 import pyarrow as pa
@@ -16,6 +15,10 @@ from kmr.errors import StrategyError
 from kmr.mapping.annotations import check_result, parameters_of, row_class_of
 from kmr.mapping.functions import apply, spec_of
 from kmr.testing import Journal, MemoryWriter, batch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from decimal import Decimal
 
 
 class Row(msgspec.Struct):
@@ -41,6 +44,16 @@ def typed(record: Record) -> Typed: ...  # type: ignore[empty-body]
 def untyped(record): ...  # type: ignore[no-untyped-def]
 def plain(record: Record) -> dict[str, Any]: ...  # type: ignore[empty-body]
 def mixed(record: Record) -> Row | Other: ...  # type: ignore[empty-body]
+def unknown(record: Record) -> Row | Decimal: ...  # type: ignore[empty-body]
+def unknown_parameter(value: Decimal) -> Row: ...  # type: ignore[empty-body]
+
+
+@map_record
+def early(record: Record) -> list[Late] | None: ...
+
+
+class Late(msgspec.Struct):
+    a: int
 
 
 @pytest.mark.parametrize(
@@ -54,6 +67,8 @@ def mixed(record: Record) -> Row | Other: ...  # type: ignore[empty-body]
         (untyped, None),
         (plain, None),
         (mixed, None),
+        (unknown, None),
+        (unknown_parameter, Row),
     ],
 )
 def test_the_return_annotation_names_the_class_of_rows(function: object, found: object) -> None:
@@ -196,3 +211,40 @@ def test_a_dict_in_place_of_the_annotated_class_has_its_columns_too() -> None:
     assert [failure[:2] for failure in mapped.failures] == [
         (7, "the row has the column x, which the map does not declare")
     ]
+
+
+def strategy_of(function: Any) -> Strategy:
+    return Strategy(map=function, reduce=[MemoryWriter(Journal())])
+
+
+def test_a_class_that_is_defined_after_the_map_is_its_class_of_rows() -> None:
+    assert strategy_of(early).map_spec.row_class is Late
+
+
+def test_a_class_that_only_the_maps_function_knows_is_its_class_of_rows() -> None:
+    @dataclass
+    class Local:
+        a: int
+
+    def local(record: Record) -> Local:
+        return Local(record.offset)
+
+    assert strategy_of(local).map_spec.row_class is Local
+
+
+def test_a_return_annotation_that_cannot_be_resolved_is_refused_but_beside_a_schema() -> None:
+    with pytest.raises(
+        StrategyError, match=r"map=unknown: .*name 'Decimal' is not defined.*import"
+    ):
+        strategy_of(unknown)
+    schema = pa.schema([("a", pa.int64())])
+
+    @map_record(schema=schema)
+    def declared(record: Record) -> Row | Decimal: ...  # type: ignore[empty-body]
+
+    assert strategy_of(declared).row_schema == schema
+
+
+def test_several_classes_of_rows_without_branches_are_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"map=mixed .*\(Other, Row\), so the types"):
+        strategy_of(mixed)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmr.columns.casting import Misfit
-from kmr.sinks.clickhouse.types import cast_to, type_of
+from kmr.sinks.clickhouse.types import cast_to, stored_type, type_of
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -328,3 +328,12 @@ def test_bisecting_finds_every_value_that_cannot_be_cast_and_keeps_the_others(
 def test_items_of_nested_objects_are_cast_as_those_of_tuples() -> None:
     items = pa.array([[{"a": 1, "b": "x"}], [{"a": 300, "b": "y"}]])
     assert bad_rows(items, "Nested(a UInt8, b Nullable(String))") == [1]
+
+
+def test_maps_and_32_bit_floats_are_known_at_any_depth() -> None:
+    maps: Any = pa.map_
+    name = "Tuple(m Map(LowCardinality(String), Nullable(Float32)), n Nested(f Float32))"
+    item = pa.list_(pa.struct([("f", pa.float32())]))
+    expected = pa.struct([("m", maps(pa.string(), pa.float32())), ("n", item)])
+    assert stored_type(type_of(name)) == expected
+    assert stored_type(type_of("SimpleAggregateFunction(max, Float32)")) == pa.float32()

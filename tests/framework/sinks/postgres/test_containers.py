@@ -1,7 +1,9 @@
-"""PostgreSQL stores text, and each item of an array, range or composite, as it is, or its row is refused."""
+"""PostgreSQL stores lists, objects and text as arrays, ranges and composites, or refuses the row."""
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -95,3 +97,63 @@ async def test_what_the_server_would_round_or_cut_inside_of_a_value_refuses_its_
     for row, (_, _, expected) in enumerate(KEPT, len(changed)):
         stored = query(postgres_url, f'SELECT c{row}::text FROM hits WHERE "offset" = {row}')
         assert stored == [expected]
+
+
+DAY: Final = date(2026, 1, 31)
+MOMENT: Final = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
+OBJECTS_KEPT: Final = (
+    ("integer[]", [1, None, -3], "{1,NULL,-3}"),
+    ("integer[]", [], "{}"),
+    ("integer[]", [[1, 2], [3, 4]], "{{1,2},{3,4}}"),
+    ("text[]", ['a,"b\\', "NULL", "", "{x}", " "], r"""{"a,\"b\\","NULL","","{x}"," "}"""),
+    ("real[]", [1.5, 16777216.0, float("inf")], "{1.5,1.6777216e+07,Infinity}"),
+    ("boolean[]", [True, False], "{t,f}"),
+    ("numeric(5,2)[]", [Decimal("1.50")], "{1.50}"),
+    ("bytea[]", [b"\0\xff", b""], r"""{"\\x00ff","\\x"}"""),
+    ("date[]", [DAY], "{2026-01-31}"),
+    ("timestamptz(3)[]", [MOMENT], '{"2026-01-31 12:00:00.25+00"}'),
+    ("interval[]", [timedelta(hours=1)], "{01:00:00}"),
+    ("jsonb[]", [{"a": [1]}, {"a": []}], r"""{"{\"a\": [1]}","{\"a\": []}"}"""),
+    ("pair", {"price": 1.5, "code": 'a"', "at": None}, '(1.50,"a""",)'),
+    ("pair", {"code": "ab"}, "(,ab,)"),
+    ("pair[]", [{"price": 2.25}, None], '{"(2.25,,)",NULL}'),
+    ("nested", {"p": {"code": "x"}, "tags": ["a", 'b"c']}, r"""("(,x,)","{a,""b\\""c""}")"""),
+    ("code[]", ["ab"], "{ab}"),
+    ("jsonb", [1, 2], "[1, 2]"),
+)
+OBJECTS_REFUSED: Final = (
+    ("integer[]", [1, 2**31], "c{at}[] (integer[]) cannot hold [1, 2147483648]"),
+    ("integer[]", [1.5], "c{at}[] (integer[]) cannot hold [1.5]"),
+    ("integer[]", [[1], []], "c{at}[] (integer[]) cannot hold [[1], []]"),
+    ("real[]", [1e300], "c{at}[] (real[]) cannot hold [1e+300]"),
+    ("varchar(2)[]", ["abc"], "c{at}[] (character varying(2)[]) cannot hold"),
+    ("text[]", ["a\0"], "c{at}[] (text[]) cannot hold"),
+    ("date[]", ["2026-01-31 12:00"], "c{at}[] (date[]) cannot hold"),
+    ("pair", {"price": 1.005}, "c{at}.price (pair) cannot hold 1.005"),
+    ("pair", {"price": 1, "more": 2}, "c{at}.more (pair) cannot hold 2"),
+    ("pair[]", [{"code": "abc"}], "c{at}[].code (pair[]) cannot hold"),
+    ("pair", [1], "c{at} (pair) cannot hold list<item: int64>: list<item: int64> is no such value"),
+    ("int4range", [1, 5], "c{at} (int4range) cannot hold list<item: int64>: "),
+)
+
+
+async def test_lists_and_objects_are_arrays_and_composites_or_their_rows_are_refused(
+    postgres_url: str, context: Context
+) -> None:
+    cases = [(kind, value) for kind, value, _ in (*OBJECTS_KEPT, *OBJECTS_REFUSED)]
+    columns = "".join(f", c{at} {kind}" for at, (kind, _) in enumerate(cases))
+    nested = "CREATE TYPE nested AS (p pair, tags text[])"
+    execute(postgres_url, *TYPES, nested, f'CREATE TABLE hits ("offset" bigint{columns})')
+    writer = await opened(postgres_url + "%20-ctimezone%3DUTC", context)
+    count = len(cases)
+    cells = {
+        f"c{at}": pa.array([value if row == at else None for row in range(count)])
+        for at, (_, value) in enumerate(cases)
+    }
+    found = dict(refused(await flush(writer, rows(0, count - 1, **cells))))
+    for row, (_, value, expected) in enumerate(OBJECTS_KEPT):
+        assert row not in found, (value, found[row])
+        stored = query(postgres_url, f'SELECT c{row}::text FROM hits WHERE "offset" = {row}')
+        assert stored == [expected]
+    for row, (_, _, reason) in enumerate(OBJECTS_REFUSED, len(OBJECTS_KEPT)):
+        assert found[row].startswith("column " + reason.format(at=row))

@@ -1,0 +1,78 @@
+"""Values that the type of a batch's column would hide from a sink, refused where each still has its class.
+
+The rows of a per-record map that declares none get one type for each column of a batch: an int beside floats
+becomes a float, and a key that a dict lacks becomes null, like a key whose value is None. A column of 32-bit
+floats, or of maps, has to tell them apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ..columns.kinds import is_list
+from ..columns.texts import excerpt
+
+_FLOAT_BITS: Final = 24
+_GREATEST_BITS: Final = 128
+_DECLARE: Final = "declare the rows with dict[str, ... | None], or leave the key out"
+
+
+def hidden_values(name: str, values: list[Any], kind: pa.DataType) -> dict[int, str]:
+    """Return why values do not fit a column of a sink, though the type of their own column would hide it.
+
+    Args:
+        name: of the column.
+        values: of an undeclared column of one batch.
+        kind: what the sink's column stores.
+    """
+    if not _matters(kind):
+        return {}
+    return {
+        row: reason
+        for row, value in enumerate(values)
+        if value is not None and (reason := _hidden(value, kind, f"column {name}")) is not None
+    }
+
+
+def _matters(kind: Any) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_matters(each.type) for each in kind)
+    if is_list(kind):
+        return _matters(kind.value_type)
+    return bool(pa.types.is_float32(kind) or pa.types.is_map(kind))
+
+
+def _hidden(value: Any, kind: Any, path: str) -> str | None:
+    """Return why a value, or one inside of it, does not fit a type and the sink would not see it."""
+    if pa.types.is_float32(kind):
+        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        wrong = is_whole and not _is_exact(int(value))
+        return f"{path}: {kind} cannot hold {excerpt(value)}" if wrong else None
+    if isinstance(value, dict):
+        if pa.types.is_map(kind):
+            inside = ((key, each, kind.item_type) for key, each in value.items())
+        elif pa.types.is_struct(kind):
+            inside = ((each.name, value.get(each.name), each.type) for each in kind)
+        else:
+            return None
+        for key, each, of in inside:
+            if each is None and pa.types.is_map(kind):
+                return (
+                    f"{path}.{key}: null, which undeclared rows cannot tell from no key; {_DECLARE}"
+                )
+            if each is not None and (found := _hidden(each, of, f"{path}.{key}")) is not None:
+                return found
+    elif isinstance(value, list | tuple) and is_list(kind):
+        items = (_hidden(each, kind.value_type, f"{path}[]") for each in value if each is not None)
+        return next((found for found in items if found is not None), None)
+    return None
+
+
+def _is_exact(number: int) -> bool:
+    """Return whether a 32-bit float has this number."""
+    number = abs(number)
+    lowest = (number & -number).bit_length()
+    return number.bit_length() <= _GREATEST_BITS and number.bit_length() - lowest < _FLOAT_BITS
