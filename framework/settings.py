@@ -139,15 +139,20 @@ class FetchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Size and wait of fetch requests."""
 
     max_partition_bytes: Annotated[
-        Bytes, about("Most bytes of one partition in a response.", section="Fetching")
-    ] = MIB
+        Bytes | None,
+        about(
+            "Most bytes of one partition in a response. Default: a 64th of inflight_bytes, at least 1MiB, "
+            "at most 3MiB.",
+            section="Fetching",
+        ),
+    ] = None
     max_bytes: Annotated[Bytes, about("Most bytes of one response.")] = 16 * MIB
     max_wait: Annotated[
         Seconds, about("How long a broker waits for records before it answers without any.")
     ] = 0.5
 
     def __post_init__(self) -> None:
-        if self.max_partition_bytes > self.max_bytes:
+        if self.max_partition_bytes and self.max_partition_bytes > self.max_bytes:
             raise Conflict(
                 ("fetch.max_partition_bytes", "fetch.max_bytes"),
                 f"fetch.max_partition_bytes ({self.max_partition_bytes}) must not be above "
@@ -378,11 +383,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     f"{low} ({getattr(self, low):g} s) must be below {high} "
                     f"({getattr(self, high):g} s)",
                 )
-        if self.inflight_bytes and self.inflight_bytes < self.fetch.max_partition_bytes:
+        least = self.fetch.max_partition_bytes or MIB
+        if self.inflight_bytes and self.inflight_bytes < least:
             raise Conflict(
                 ("inflight_bytes", "fetch.max_partition_bytes"),
                 f"inflight_bytes ({self.inflight_bytes}) must not be below "
-                f"fetch.max_partition_bytes ({self.fetch.max_partition_bytes}): no fetch would fit",
+                f"fetch.max_partition_bytes ({least}): no fetch would fit",
             )
 
     @classmethod
@@ -424,7 +430,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.inflight_bytes:
             return self.inflight_bytes
         share = min(_LARGEST_BUDGET, memory_limit() // self.worker_count // 16)
-        return max(share, self.fetch.max_partition_bytes)
+        return max(share, self.fetch.max_partition_bytes or MIB)
 
     @property
     def rate_share(self) -> float | None:
@@ -432,9 +438,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return None if self.rate is None else self.rate / self.worker_count
 
     @property
+    def partition_bytes(self) -> int:
+        """`fetch.max_partition_bytes`, or its default."""
+        default = min(max(MIB, self.budget // 64), 3 * MIB, self.fetch.max_bytes)
+        return self.fetch.max_partition_bytes or default
+
+    @property
     def response_bytes(self) -> int:
         """`fetch.max_bytes`, or an eighth of a small budget: it counts no response before it is polled."""
-        return max(self.fetch.max_partition_bytes, min(self.fetch.max_bytes, self.budget // 8))
+        return max(self.partition_bytes, min(self.fetch.max_bytes, self.budget // 8))
 
     @property
     def transactional_id(self) -> str:

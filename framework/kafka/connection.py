@@ -226,7 +226,7 @@ def consumer_config(settings: Settings) -> ConsumerConfig:
         auto_offset_reset=settings.auto_offset_reset,
         on_out_of_range=settings.on_out_of_range,
         isolation_level=settings.isolation_level,
-        max_partition_fetch_bytes=settings.fetch.max_partition_bytes,
+        max_partition_fetch_bytes=settings.partition_bytes,
         fetch_max_bytes=settings.response_bytes,
         fetch_max_wait=settings.fetch.max_wait,
         session_timeout=settings.session_timeout,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kmr.errors import SettingsError
-from kmr.settings import MIB, SecuritySettings, Settings
+from kmr.settings import MIB, FetchSettings, SecuritySettings, Settings
 
 from .settings_files import MINIMAL, refusal, write
 
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
             ),
         ),
         ({"heartbeat_interval": 30}, "heartbeat_interval (30 s) must be below session_timeout"),
-        ({"fetch.max_bytes": "1kB"}, "fetch.max_partition_bytes (1048576) must not be above"),
+        (
+            {"fetch.max_bytes": "1kB", "fetch.max_partition_bytes": "2kB"},
+            "fetch.max_partition_bytes (2000) must not be above",
+        ),
         ({"inflight_bytes": "1kB"}, "inflight_bytes (1000) must not be below"),
         (
             {"security.protocol": "SASL_SSL"},
@@ -88,6 +91,18 @@ def test_a_response_takes_an_eighth_of_a_small_budget() -> None:
         return Settings(topics=("t",), group="g", inflight_bytes=budget).response_bytes
 
     assert [response(size * MIB) for size in (256, 64, 4)] == [16 * MIB, 8 * MIB, MIB]
+
+
+def test_a_partition_takes_a_64th_of_the_budget_unless_it_is_set() -> None:
+    def partition(budget: int, **given: Any) -> int:
+        fetch = FetchSettings(**given)
+        return Settings(
+            topics=("t",), group="g", inflight_bytes=budget, fetch=fetch
+        ).partition_bytes
+
+    assert [partition(size * MIB) for size in (256, 128, 4)] == [3 * MIB, 2 * MIB, MIB]
+    assert partition(256 * MIB, max_bytes=1000) == 1000
+    assert partition(256 * MIB, max_partition_bytes=5 * MIB) == 5 * MIB
 
 
 def test_workers_share_the_memory_and_the_processors_for_map_processes(

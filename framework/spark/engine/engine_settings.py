@@ -147,8 +147,8 @@ def source_settings(
         isolation_level=settings.isolation_level,
         fetch_max_wait=settings.fetch.max_wait,
     )
-    if settings.fetch != type(settings.fetch)():
-        client = replace(client, max_partition_fetch_bytes=settings.fetch.max_partition_bytes)
+    if (most := settings.fetch.max_partition_bytes) is not None:
+        client = replace(client, max_partition_fetch_bytes=most)
     return SourceSettings(
         subscription=Subscription(settings.topics, settings.topic_pattern),
         client=client,

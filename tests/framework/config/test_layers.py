@@ -42,7 +42,7 @@ def test_each_layer_overrides_those_below_it(tmp_path: Path) -> None:
     assert settings.group == "flag"
     assert settings.fetch.max_wait == 0.25
     assert settings.fetch.max_bytes == 32 * 1024 * 1024
-    assert settings.fetch.max_partition_bytes == 1024 * 1024
+    assert settings.fetch.max_partition_bytes is None
     assert settings.http.port == 8080
     assert settings.session_timeout == 30.0
 
