@@ -212,12 +212,12 @@ def _modules_as_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             del sys.modules[name]
 
 
-@pytest.fixture(autouse=True)
-def _garbage_as_before() -> Iterator[None]:
+@pytest.fixture(scope="session", autouse=True)
+def _modules_stay_frozen() -> Iterator[None]:
     """Collections look at no module, also after a simulation, which ends with `gc.unfreeze`."""
-    yield
-    if not gc.get_freeze_count():
-        gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
