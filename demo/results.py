@@ -36,7 +36,7 @@ class Checked:
 
     Attributes:
         cut: of each partition.
-        deliveries: what the statements of `sql/` have found.
+        deliveries: what the statement in `sql/` has found.
         parts: rows below the cut and from it on, by partition.
         carriers: the rows of `results.sql`: code, flights, cancelled, mean delay, that of the worst tenth.
     """

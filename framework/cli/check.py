@@ -39,22 +39,12 @@ if TYPE_CHECKING:
 
 app = App(name="check")
 
-_SQL = Path(__file__).parents[1] / "sql"
-# In the SQL files, by their folder; replaced by the table to check.
-_SOURCES = {
-    "clickhouse": "SELECT '' AS topic, partition, offset FROM kmr_consumer_ingest",
-    "spark": "SELECT '' AS topic, `partition`, `offset` FROM kmr_consumer_ingest",
-}
+_STATEMENT = Path(__file__).parents[1] / "sql" / "deliveries.sql"
+_SOURCE = "SELECT '' AS topic, `partition`, `offset` FROM kmr_consumer_ingest"
+"""In the statement; replaced by the table to check."""
+
 _COLUMNS_SQL = """
 SELECT name FROM system.columns WHERE database = {database:String} AND table = {table:String}"""
-_DOUBLED_SQL = """
-SELECT topic, `partition`, count(*) AS offsets, sum(deliveries) - count(*) AS surplus,
-    min(`offset`) AS example
-FROM ({duplicates}) GROUP BY topic, `partition`"""
-
-_COUNTED_SQL = """
-SELECT topic, `partition`, count(DISTINCT `offset`) AS offsets
-FROM ({inner}) AS deliveries WHERE {within} GROUP BY topic, `partition`"""
 
 
 @Parameter(name="*")
@@ -180,30 +170,36 @@ Committed: TypeAlias = "Mapping[TopicPartition, tuple[int, int]]"
 """Of each partition: the first offset of its log, and the offset that the group has committed."""
 
 
-def join_results(
+def _result(
     table: str,
     found: Iterable[Mapping[str, Any]],
-    doubled: Iterable[Mapping[str, Any]],
-    counted: Iterable[Mapping[str, Any]] = (),
-    *,
+    within: Iterable[Mapping[str, Any]],
     expected: int | None,
-    committed: Committed | None = None,
+    committed: Committed | None,
 ) -> CheckResult:
-    """Join the rows of `missing.sql` with those of `duplicates.sql`, counted per partition.
+    """Return the result of the statement.
 
     Args:
-        counted: the number of different offsets between the two of `committed`, per partition.
+        found: its rows for the whole table.
+        within: its rows for the offsets of `committed`.
         committed: without it, every gap counts as missing.
     """
-    doubles = {(row["topic"], row["partition"]): row for row in doubled}
     partitions = {
-        (row["topic"], row["partition"]): _partition(
-            row, doubles.get((row["topic"], row["partition"]))
+        (row["topic"], row["partition"]): PartitionDeliveries(
+            topic=row["topic"],
+            partition=row["partition"],
+            first=row["first_offset"],
+            last=row["last_offset"],
+            deliveries=row["deliveries"],
+            missing=row["missing"],
+            doubled=row["doubled"],
+            surplus=row["deliveries"] - row["messages"],
+            example=row["example"],
         )
         for row in found
     }
     if committed is not None:
-        counts = {(row["topic"], row["partition"]): row["offsets"] for row in counted}
+        counts = {(row["topic"], row["partition"]): row["messages"] for row in within}
         named = any(topic for topic, _ in partitions)
         for at, (start, end) in committed.items():
             key = (at.topic if named else "", at.partition)
@@ -211,20 +207,6 @@ def join_results(
             filtered = max(0, end - start) - counts.get(key, 0)
             partitions[key] = replace(result, missing=0, filtered=filtered)
     return CheckResult(table, tuple(partitions[key] for key in sorted(partitions)), expected)
-
-
-def _partition(row: Mapping[str, Any], doubled: Mapping[str, Any] | None) -> PartitionDeliveries:
-    return PartitionDeliveries(
-        topic=row["topic"],
-        partition=row["partition"],
-        first=row["first_offset"],
-        last=row["last_offset"],
-        deliveries=row["deliveries"],
-        missing=row["missing"],
-        doubled=doubled["offsets"] if doubled else 0,
-        surplus=doubled["surplus"] if doubled else 0,
-        example=doubled["example"] if doubled else None,
-    )
 
 
 def check(
@@ -236,7 +218,7 @@ def check(
     expected: int | None = None,
     committed: Committed | None = None,
 ) -> CheckResult:
-    """Count missing and doubled deliveries by the statements of `sql/clickhouse`.
+    """Count missing and doubled deliveries by the statement of `sql/deliveries.sql`.
 
     Args:
         table: `table` or `database.table`.
@@ -256,13 +238,11 @@ def check(
     with connect(target) as client:
         topic = columns.topic_in(full_name, _columns(client, target, name))
         source = f"{quote_identifier(target.database)}.{quote_identifier(name)}"
-        rows = [
+        found, within = (
             list(client.query(statement).named_results())
-            for statement in _statements(
-                "clickhouse", source, columns, topic, quote_identifier, committed
-            )
-        ]
-    return join_results(full_name, *rows, expected=expected, committed=committed)
+            for statement in _statements(source, columns, topic, quote_identifier, committed)
+        )
+    return _result(full_name, found, within, expected, committed)
 
 
 def _columns(client: Client, target: ClickHouseAddress, table: str) -> list[str]:
@@ -274,37 +254,32 @@ def _columns(client: Client, target: ClickHouseAddress, table: str) -> list[str]
 
 
 def _statements(
-    folder: str,
     source: str,
     columns: CoordinateColumns,
     topic: str | None,
     quote: Callable[[str], Any],
     committed: Committed | None,
-) -> list[str]:
-    """Return the statements for missing, doubled and committed deliveries; `source` follows FROM."""
-    inner = (
+) -> tuple[str, str]:
+    """Return the statements for all rows, and for those of committed offsets; `source` follows FROM."""
+    committed = committed or {}
+    if topic is None and len({partition.topic for partition in committed}) > 1:
+        raise SettingsError(
+            "the table has no topic column, and the group has several topics; name one with --topic"
+        )
+    every = (
         f"SELECT {quote(topic) if topic else repr('')} AS topic, "  # noqa: S608  names are quoted
         f"{quote(columns.partition_column)} AS `partition`, "
         f"{quote(columns.offset_column)} AS `offset` FROM {source}"
     )
-    missing, duplicates = (
-        (_SQL / folder / file).read_text().replace(_SOURCES[folder], inner)
-        for file in ("missing.sql", "duplicates.sql")
+    within = " OR ".join(
+        f"(`partition` = {at.partition} AND `offset` >= {start} AND `offset` < {end}"
+        + ("" if topic is None else f" AND topic = '{at.topic}'")
+        + ")"
+        for at, (start, end) in committed.items()
     )
-    statements = [missing, _DOUBLED_SQL.format(duplicates=duplicates)]
-    if committed:
-        if topic is None and len({partition.topic for partition in committed}) > 1:
-            raise SettingsError(
-                "the table has no topic column, and the group has several topics; name one with --topic"
-            )
-        within = " OR ".join(
-            f"(`partition` = {at.partition} AND `offset` >= {start} AND `offset` < {end}"
-            + ("" if topic is None else f" AND topic = '{at.topic}'")
-            + ")"
-            for at, (start, end) in committed.items()
-        )
-        statements.append(_COUNTED_SQL.format(inner=inner, within=within))
-    return statements
+    some = f"SELECT * FROM ({every}) AS deliveries WHERE {within or 'FALSE'}"  # noqa: S608
+    statement = _STATEMENT.read_text()
+    return statement.replace(_SOURCE, every), statement.replace(_SOURCE, some)
 
 
 def check_spark(
@@ -316,7 +291,7 @@ def check_spark(
     expected: int | None = None,
     committed: Committed | None = None,
 ) -> CheckResult:
-    """Count deliveries in a table of Spark's catalog or in files, by the statements of `sql/spark`.
+    """Count deliveries in a table of Spark's catalog or in files, by the statement of `sql/deliveries.sql`.
 
     Args:
         source: `table`, `catalog.database.table`, or the path or URI of a directory.
@@ -331,13 +306,11 @@ def check_spark(
     with SharedSession(master, {"spark.log.level": "ERROR"}) as session:
         frame = _read(session, source, format)
         topic = columns.topic_in(source, frame.columns)
-        rows = [
+        found, within = (
             [row.asDict() for row in session.sql(statement, source=frame).collect()]
-            for statement in _statements(
-                "spark", "{source}", columns, topic, _quote_for_spark, committed
-            )
-        ]
-    return join_results(source, *rows, expected=expected, committed=committed)
+            for statement in _statements("{source}", columns, topic, _quote_for_spark, committed)
+        )
+    return _result(source, found, within, expected, committed)
 
 
 def is_path(source: str) -> bool:

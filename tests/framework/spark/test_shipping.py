@@ -99,7 +99,7 @@ def test_a_package_has_our_code_the_strategys_modules_and_a_program(
     assert "shipped_package/helper.py" in names
     assert {
         "kmr/spark/engine/task.py",
-        "kmr/sql/spark/missing.sql",
+        "kmr/sql/deliveries.sql",
         "kmr/broker/__init__.py",
     } <= set(names)
     assert {name.partition("/")[0] for name in names} == {
