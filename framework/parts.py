@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .kafka.connection import connection_config
+from .reducers.reducer import Context, SinkContext
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -16,6 +19,29 @@ if TYPE_CHECKING:
     from .mapping.executor import Executor
     from .observe.metrics import Metrics
     from .record import Batch, ReplayEnd, Rows, TopicPartition
+    from .settings import Settings
+    from .strategy import Strategy
+
+
+def context_of(strategy: Strategy, settings: Settings) -> Context:
+    """Return the surroundings of a strategy's reducers, without a stage. Raises SettingsError."""
+    return Context(
+        group=settings.group,
+        stage="",
+        bootstrap_servers=settings.bootstrap_servers,
+        strategy=settings.strategy or "",
+        strategy_version=strategy.version or "",
+        for_sinks=SinkContext(
+            client=connection_config(settings).client_options(),
+            prepare=settings.prepare_table,
+            schema_of=strategy.schema_of,
+            tell_types=strategy.tell_types,
+            has_schema_ids=strategy.has_schema_ids,
+            transactional_id=settings.transactional_id,
+            session_timeout=settings.session_timeout,
+            takes_refused=strategy.reduce_err is not None,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import structlog
 
+from .columns.times import shown_time
 from .commit import Committer, TransactionalCommitter
 from .delivery.announcement import NOTHING_CLOSED
 from .delivery.failures import ErrorPort, LimitWindow
@@ -23,11 +24,10 @@ from .map import MapStage
 from .map_shared import SharedMap
 from .mapping.executor import Executor
 from .memory.remembering import Remembering
-from .memory.window_state import shown_time
-from .parts import MapParts, MapPorts, ReducePorts, SharedParts
+from .parts import MapParts, MapPorts, ReducePorts, SharedParts, context_of
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
-from .reducers.reducer import ERROR_STAGE, Context, SinkContext
+from .reducers.reducer import ERROR_STAGE
 from .reducers.sink import Sink
 from .strategy import ERROR_DELIVERY
 
@@ -55,27 +55,6 @@ _PATIENCE: Final = 3.0
 
 _ANSWERED: Final = 5.0
 """Seconds: a fetch of a partition without new records is answered more often (`fetch.max_wait`)."""
-
-
-def context_of(strategy: Strategy, settings: Settings) -> Context:
-    """Return the surroundings of a strategy's reducers, without a stage. Raises SettingsError."""
-    return Context(
-        group=settings.group,
-        stage="",
-        bootstrap_servers=settings.bootstrap_servers,
-        strategy=settings.strategy or "",
-        strategy_version=strategy.version or "",
-        for_sinks=SinkContext(
-            client=connection_config(settings).client_options(),
-            prepare=settings.prepare_table,
-            schema_of=strategy.schema_of,
-            tell_types=strategy.tell_types,
-            has_schema_ids=strategy.has_schema_ids,
-            transactional_id=settings.transactional_id,
-            session_timeout=settings.session_timeout,
-            takes_refused=strategy.reduce_err is not None,
-        ),
-    )
 
 
 class Pipeline:

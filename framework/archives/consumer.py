@@ -129,7 +129,6 @@ class ArchiveConsumer(KafkaConsumer):
     async def read_range(
         self, partition: TopicPartition, first: int, end: int
     ) -> AsyncGenerator[Batch]:
-        """See `Consumer.read_range`."""
         archived = min(end, self._archive.end(partition, first))
         reader = self._archive.reader(partition)
         while first < archived:

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 import msgspec
@@ -29,7 +29,7 @@ _BROKEN_EVERY: Final = 16
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _WORDS: Final = ("ada", "bob", "eve", "GET", "/", "ok", "", "ünïcode", "a longer text with words")
 
-Values = list[bytes | None]
+Values: TypeAlias = "Sequence[bytes | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class MapCounts:
         )
 
 
-def read_lines(path: Path) -> Values:
+def read_lines(path: Path) -> list[bytes]:
     """Read a file with the value of one record on each line.
 
     Raises:
@@ -60,7 +60,7 @@ def read_lines(path: Path) -> Values:
         raise SettingsError(f"--records {path}: {error.strerror}") from error
     if not lines:
         raise SettingsError(f"--records {path}: the file is empty; one record on each line")
-    return list(lines)
+    return lines
 
 
 def generate(strategy: Strategy, topic: str, seed: int) -> Values:
@@ -74,7 +74,7 @@ def generate(strategy: Strategy, topic: str, seed: int) -> Values:
     rng = random.Random(seed)  # noqa: S311  the same every time
     part = strategy.of_topic(topic)
     if part.value is None:
-        made: Values = [
+        made: list[bytes | None] = [
             msgspec.json.encode({"id": at, "name": rng.choice(_WORDS), "value": rng.randrange(100)})
             for at in range(_COUNT)
         ]

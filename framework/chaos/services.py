@@ -39,7 +39,7 @@ class Recorder(Protocol):
     """Event log. A line is returned as a dict, so that the caller can complete it."""
 
     def line(self, table: str, **values: object) -> dict[str, Any]:
-        """Add a line to a table: "processes" here, "commits" by a `View`."""
+        """Add a line to a table: "processes" here, "commits" by `GroupsView`."""
         ...
 
     def event(self, kind: str, name: str, detail: str = "") -> dict[str, Any]:
@@ -284,9 +284,8 @@ class RunningServices:
         try:
             await self.stop_all()
         finally:
-            await self.tasks.__aexit__(
-                None, None, None
-            )  # an error goes on as it is, not in a group
+            # Without the error: it goes on as it is, not in a group.
+            await self.tasks.__aexit__(None, None, None)
 
     def add(
         self,

@@ -19,7 +19,7 @@ from ..doctor.examination import check_sinks
 from ..errors import SettingsError, StrategyError
 from ..history.backfill import (
     WantedRange,
-    begin,
+    begin_reading,
     beside,
     follow,
     hand_over,
@@ -30,8 +30,7 @@ from ..history.backfill import (
     worker_flags,
 )
 from ..history.progress import view_of
-from ..kafka.subscription import Subscription
-from ..loading import load_strategy
+from ..loading import strategy_of
 from ..observe.logs import setup_logs
 from ..settings import WORKER, Settings
 from ..spark.engine.engine_settings import EngineSettings
@@ -98,18 +97,12 @@ def backfill(
         Print the plan, with records and bytes; change nothing.
     """
     settings = given.load(strategy=strategy)
-    if settings.strategy is None:
-        raise SettingsError("strategy is not set: give it as in `kmr backfill module:strategy`")
     setup_logs(settings.log)
     bounds = (_bound("--from", begin, "earliest"), _bound("--until", until, "now"))
     reader = _engine(engine, spark, settings)
-    loaded = load_strategy(settings.strategy)
-    loaded.validate()
+    loaded = strategy_of(settings, "backfill")
     remembers = bool(loaded.distincts) or loaded.window is not None
     wanted = WantedRange(*bounds, reader, remembers)
-    loaded.refuse_loop(
-        Subscription(settings.topics, settings.topic_pattern), settings.bootstrap_servers
-    )
     if engine == "spark":
         from ..spark.engine.placement import require_runnable
 
@@ -120,7 +113,7 @@ def backfill(
     if dry_run:
         plain_console().print("dry run: nothing was changed")
         return 0
-    plan = anyio.run(_begin, settings, prepared)
+    plan = anyio.run(begin_reading, settings, prepared)
     code = 0
     if prepared.done < plan.offsets:
         if spark is None:
@@ -142,10 +135,6 @@ def _require_sinks(strategy: Strategy, settings: Settings) -> None:
     wrong = [f for f in anyio.run(check_sinks, strategy, settings) if f.level == "problem"]
     if wrong:
         raise StrategyError("; ".join(f"{found.subject}: {found.text}" for found in wrong))
-
-
-async def _begin(settings: Settings, prepared: PreparedPlan) -> BackfillPlan:
-    return await begin(settings, prepared)
 
 
 def _read(given: Given[Settings], settings: Settings, plan: BackfillPlan) -> int:

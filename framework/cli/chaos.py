@@ -172,8 +172,7 @@ def _values(strategy: Strategy, records: str, topic: str, seed: int) -> dict[str
 
     topics = [topic] if strategy.by_topic is None else list(strategy.by_topic)
     if records != _GENERATED:
-        lines = read_lines(Path(records))
-        return dict.fromkeys(topics, lines)
+        return dict.fromkeys(topics, read_lines(Path(records)))
     return {name: generate(strategy, name, seed) for name in topics}
 
 

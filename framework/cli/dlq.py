@@ -178,23 +178,23 @@ def list_letters(
     by
         Headers to count by; may be repeated.
     """
-    box = anyio.run(_look, _connection(given.load()), topic)
-    mask = (which or LetterFilter()).filter().matches(box.letters)
-    mask &= True if every else box.open
-    summaries = _summaries(box.letters, mask, by)
+    known = anyio.run(_look, _connection(given.load()), topic)
+    mask = (which or LetterFilter()).filter().matches(known.letters)
+    mask &= True if every else known.open
+    summaries = _summaries(known.letters, mask, by)
     if as_json:
         print_json(
             {
                 "topic": topic,
-                "open": int(box.open.sum()),
+                "open": int(known.open.sum()),
                 "reasons": [each.as_json() for each in summaries],
-                "passes": box.passes,
+                "passes": known.passes,
             }
         )
         return
     console = plain_console()
-    settled = len(box.letters) - int(box.open.sum())
-    number = int(box.open.sum())
+    settled = len(known.letters) - int(known.open.sum())
+    number = int(known.open.sum())
     letters = "letter" if number == 1 else "letters"
     console.print(f"{topic}: {number:,} open {letters}, {settled:,} settled or copies")
     if not summaries:
@@ -283,10 +283,10 @@ def drop(
         Print which letters would be dropped.
     """
     config = _connection(given.load())
-    box = anyio.run(_look, config, topic)
-    new = _new_pass("drop", box, which, limit, "")
-    chosen = new.select(box.letters, box.open)
-    if not _announce(box, chosen, "dropped", dry_run=dry_run):
+    known = anyio.run(_look, config, topic)
+    new = _new_pass("drop", known, which, limit, "")
+    chosen = new.select(known.letters, known.open)
+    if not _announce(known, chosen, "dropped", dry_run=dry_run):
         return
     anyio.run(_write_pass, config, topic, new)
     plain_console().print(f"{topic}: {int(chosen.sum()):,} letters dropped")
@@ -360,8 +360,8 @@ def replay(
     per_second = _rate(rate)
     setup_logs(settings.log)
     config = connection_config(settings)
-    box = anyio.run(_look, config, topic)
-    unfinished = anyio.run(_unfinished, config, topic, box)
+    known = anyio.run(_look, config, topic)
+    unfinished = anyio.run(_unfinished, config, topic, known)
     if resume:
         if unfinished is None:
             raise SettingsError(f"--resume: every replay of {topic} has ended")
@@ -373,17 +373,19 @@ def replay(
         )
     else:
         action: Literal["replay", "resend"] = "replay" if to_topic is None else "resend"
-        new = _new_pass(action, box, which, limit, to_topic or settings.strategy or "")
-        chosen = new.select(box.letters, box.open)
-    if not _announce(box, chosen, "replayed", dry_run=dry_run):
+        new = _new_pass(action, known, which, limit, to_topic or settings.strategy or "")
+        chosen = new.select(known.letters, known.open)
+    if not _announce(known, chosen, "replayed", dry_run=dry_run):
         return 0
     target = settings.strategy or new.to
     strategy = _resending(new.to) if new.action == "resend" else load_strategy(target)
     if not resume:
         anyio.run(_write_pass, config, topic, new)
-        box = anyio.run(_look, config, topic)  # another pass may have been written before ours
-        chosen = next(m for p, m in zip(box.passes, box.masks, strict=True) if p.name == new.name)
-    replaying = replay_of(strategy, box.letters.offsets_by_partition(chosen), per_second)
+        known = anyio.run(_look, config, topic)  # another pass may have been written before ours
+        chosen = next(
+            m for p, m in zip(known.passes, known.masks, strict=True) if p.name == new.name
+        )
+    replaying = replay_of(strategy, known.letters.offsets_by_partition(chosen), per_second)
     if per_second is not None:  # rows go on, and offsets are committed, each second
         most = min(settings.max_batch_records, max(1, int(per_second)))
         settings = changed(settings, max_batch_records=most)
@@ -443,15 +445,15 @@ async def _find(
 
 
 async def _unfinished(
-    config: ConnectionConfig, topic: str, box: TopicLetters
+    config: ConnectionConfig, topic: str, known: TopicLetters
 ) -> tuple[Pass, NDArray[np.bool_]] | None:
     """Return the replay that has letters beyond its committed offsets, and all letters that it covers."""
     async with connect_admin(config) as admin:
-        for each, mask in zip(box.passes, box.masks, strict=True):
+        for each, mask in zip(known.passes, known.masks, strict=True):
             if each.action == "drop":
                 continue
             committed = await admin.list_group_offsets(group_of(topic, each.name))
-            for partition, offsets in box.letters.offsets_by_partition(mask).items():
+            for partition, offsets in known.letters.offsets_by_partition(mask).items():
                 entry = committed.get(TopicPartition(topic, partition))
                 if entry is None or entry.offset <= offsets[-1]:
                     return each, mask
@@ -474,7 +476,7 @@ async def _write_pass(config: ConnectionConfig, topic: str, new: Pass) -> None:
 
 def _new_pass(
     action: Literal["replay", "resend", "drop"],
-    box: TopicLetters,
+    known: TopicLetters,
     which: LetterFilter | None,
     limit: int | None,
     to: str,
@@ -485,7 +487,7 @@ def _new_pass(
         name=uuid.uuid4().hex[:12],
         action=action,
         begun=time.time_ns() // 1_000_000,
-        ends=box.ends,
+        ends=known.ends,
         chosen=(which or LetterFilter()).filter(),
         to=to,
         limit=limit,
@@ -504,7 +506,7 @@ def _rate(text: str | None) -> float | None:
     return rate
 
 
-def _announce(box: TopicLetters, chosen: NDArray[np.bool_], done: str, *, dry_run: bool) -> bool:
+def _announce(known: TopicLetters, chosen: NDArray[np.bool_], done: str, *, dry_run: bool) -> bool:
     """Say how many letters are chosen, if it is none or a dry run; return whether to go on."""
     console = plain_console()
     count = int(chosen.sum())
@@ -512,7 +514,7 @@ def _announce(box: TopicLetters, chosen: NDArray[np.bool_], done: str, *, dry_ru
         console.print(f"no open letter matches: nothing to be {done}")
     elif dry_run:
         console.print(f"dry run: {count:,} letters would be {done}")
-        for each in _summaries(box.letters, chosen)[:_MOST_ROWS]:
+        for each in _summaries(known.letters, chosen)[:_MOST_ROWS]:
             console.print(f"  {each.letters:,} in {each}")
     return count > 0 and not dry_run
 
@@ -565,12 +567,12 @@ def _summaries(
     return sorted(found, key=lambda each: (-each.letters, *each.common.values()))
 
 
-def _oldest(box: TopicLetters, topic: str, which: LetterFilter) -> str:
+def _oldest(known: TopicLetters, topic: str, which: LetterFilter) -> str:
     """Return the place of the oldest open letter that fits; letters are in the order of their time."""
-    rows = np.flatnonzero(box.open & which.filter().matches(box.letters))
+    rows = np.flatnonzero(known.open & which.filter().matches(known.letters))
     if not len(rows):
         raise ConsumerError(f"{topic} has no open letter that fits; see kmr dlq list {topic}")
-    return f"{box.letters.partition[rows[0]]}:{box.letters.offset[rows[0]]}"
+    return f"{known.letters.partition[rows[0]]}:{known.letters.offset[rows[0]]}"
 
 
 def _moment(milliseconds_: int) -> str:

@@ -8,9 +8,7 @@ import anyio
 from cyclopts import Parameter
 
 from ..config.flags import Given, settings_flags
-from ..errors import SettingsError
-from ..kafka.subscription import Subscription
-from ..loading import load_strategy
+from ..loading import strategy_of
 from ..observe.logs import setup_logs
 from ..settings import WORKER, LogSettings, Settings
 from .output import plain_console, print_json
@@ -50,17 +48,8 @@ def doctor(
         The strategy: module:attribute. The current directory is searched first.
     """
     settings = given.load(strategy=strategy)
-    if settings.strategy is None:
-        raise SettingsError(
-            "strategy is not set: give it as in `kmr doctor module:strategy`, set KMR_STRATEGY, or write "
-            "strategy under [kmr] in the TOML file"
-        )
     setup_logs(LogSettings(level="error"))
-    loaded = load_strategy(settings.strategy)
-    loaded.validate()
-    loaded.refuse_loop(
-        Subscription(settings.topics, settings.topic_pattern), settings.bootstrap_servers
-    )
+    loaded = strategy_of(settings, "doctor")
     # Imported last: it takes a second, and mistakes above should be reported at once.
     from ..doctor.examination import examine
 

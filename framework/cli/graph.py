@@ -7,7 +7,7 @@ from typing import Literal
 from ..loading import load_strategy
 from .validate import Outline, ReducerOutline, outline_of
 
-Format = Literal["text", "mermaid", "dot"]
+Format = Literal["text", "mermaid"]
 Box = tuple[str, ...]
 """The lines of text in one box."""
 
@@ -16,20 +16,20 @@ _WIDEST = 40
 
 
 def graph(strategy: str, /, *, format: Format = "text") -> None:  # noqa: A002  the flag's name
-    """Draw a strategy: for a terminal, or as Mermaid or Graphviz source.
+    """Draw a strategy: for a terminal, or as Mermaid source.
 
     Parameters
     ----------
     strategy
         The strategy: module:attribute. The current directory is searched first.
     format
-        text for a terminal, mermaid for Markdown, dot for Graphviz.
+        text for a terminal, mermaid for Markdown.
     """
     print(draw(outline_of(strategy, load_strategy(strategy)), format))  # noqa: T201
 
 
 def draw(outline: Outline, form: Format) -> str:
-    """Draw a strategy as text, Mermaid or Graphviz source."""
+    """Draw a strategy as text or Mermaid source."""
     mapped = outline.map
     name = "none" if mapped.function is None else mapped.function.rpartition(".")[2]
     per = f"{'async, ' if mapped.is_async else ''}per {mapped.per}"
@@ -43,13 +43,7 @@ def draw(outline: Outline, form: Format) -> str:
         ("commit", "the watermark of each partition"),
     ]
     err = None if outline.reduce_err is None else _box(outline.reduce_err)
-    match form:
-        case "text":
-            return _text(main, err)
-        case "mermaid":
-            return _mermaid(main, err)
-        case "dot":
-            return _dot(main, err)
+    return _text(main, err) if form == "text" else _mermaid(main, err)
 
 
 def _branches(outline: Outline) -> list[str]:
@@ -123,23 +117,3 @@ def _mermaid(main: list[Box], err: Box | None) -> str:
 
 def _in_mermaid(box: Box) -> str:
     return "<br/>".join(escape(line, quote=False).replace('"', "#quot;") for line in box)
-
-
-def _dot(main: list[Box], err: Box | None) -> str:
-    names = [f"s{position}" for position in range(len(main))]
-    lines = ["digraph strategy {", "    rankdir=LR;", '    node [shape=box, style="rounded"];']
-    lines += [
-        f'    {name} [label="{_escaped(box)}"];' for name, box in zip(names, main, strict=True)
-    ]
-    lines += [f"    {left} -> {right};" for left, right in itertools.pairwise(names)]
-    if err is not None:
-        lines.append(f'    err [label="{_escaped(err)}"];')
-        lines += [
-            '    s1 -> err [label="failures"];',
-            f'    err -> {names[-1]} [label="acks"];',
-        ]
-    return "\n".join([*lines, "}"])
-
-
-def _escaped(box: Box) -> str:
-    return "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in box)

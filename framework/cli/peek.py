@@ -14,7 +14,7 @@ from pyarrow import feather
 
 from .._extras import require_extra
 from ..column_types import join_tables
-from ..columns.tagged_rows import branches, is_tagged
+from ..columns.tagged_rows import rows_by_branch
 from ..config.flags import Given, settings_flags
 from ..errors import KmrError, SettingsError
 from ..kafka.connection import connection_config
@@ -141,9 +141,7 @@ def _tables(seen: Sequence[MappedRecords]) -> dict[str, pa.Table]:
     for batch, result, _ in seen:
         if result.table is None:
             continue
-        whole = [("", result.table, slice(None))]
-        tagged = is_tagged(result.table.schema)
-        for name, table, rows in branches(result.table) if tagged else whole:
+        for name, table, rows in rows_by_branch(result.table):
             place: dict[str, Any] = {
                 "partition": pa.repeat(batch.partition, len(table)),
                 "offset": pa.array(result.offsets[rows]),

@@ -10,8 +10,7 @@ from cyclopts import Parameter
 from .._extras import require_extra
 from ..config.flags import Given, settings_flags
 from ..errors import SettingsError
-from ..kafka.subscription import Subscription
-from ..loading import load_strategy
+from ..loading import strategy_of
 from ..observe.logs import setup_logs
 from ..settings import WORKER, Settings
 from ..spark.engine.engine_settings import EngineSettings
@@ -67,25 +66,16 @@ def run(
         )
     if engine == "spark" and settings.until_caught_up:
         raise SettingsError("--until-caught-up: with --engine spark use --trigger available-now")
-    if settings.strategy is None:
-        raise SettingsError(
-            "strategy is not set: give it as in `kmr run module:strategy`, set KMR_STRATEGY, or write "
-            "strategy under [kmr] in the TOML file"
-        )
     setup_logs(settings.log)
     if settings.otel:
         if engine == "spark":
             raise SettingsError("--otel does not fit --engine spark: its tasks make no spans")
         require_extra("otel", "--otel")
-    if settings.worker_count > 1:
+    if settings.worker_count > 1 and settings.strategy is not None:
         from ..supervisor.command import run_workers
 
         return run_workers(settings, given.config, given.flags)
-    loaded = load_strategy(settings.strategy)
-    loaded.validate()
-    loaded.refuse_loop(
-        Subscription(settings.topics, settings.topic_pattern), settings.bootstrap_servers
-    )
+    loaded = strategy_of(settings, "run")
     # Imported last: it takes a second, and mistakes above should be reported at once.
     if engine == "spark":
         require_extra("spark", "--engine spark")

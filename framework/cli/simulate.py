@@ -208,13 +208,9 @@ def _draw(outcome: SimulationOutcome, form: Literal["text", "mermaid"]) -> None:
 def _read(records: str) -> list[bytes]:
     if records == "generated":
         return generated()
-    try:
-        lines = Path(records).read_bytes().splitlines()
-    except OSError as error:
-        raise SettingsError(f"--records {records}: {error.strerror}") from error
-    if not lines:
-        raise SettingsError(f"--records {records}: the file is empty; one record on each line")
-    return lines
+    from ..chaos.records import read_lines
+
+    return read_lines(Path(records))
 
 
 def generated() -> list[bytes]:

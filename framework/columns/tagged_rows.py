@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -66,6 +66,11 @@ def branches(table: pa.Table) -> Iterator[tuple[str, pa.Table, NDArray[np.int64]
             yield name, parts[0], at[0]
         else:
             yield name, pa.concat_tables(parts, promote_options="permissive"), np.concatenate(at)
+
+
+def rows_by_branch(table: pa.Table) -> Iterable[tuple[str, pa.Table, Any]]:
+    """Return the rows of each branch, and their places in `table`; all of them as "" without branches."""
+    return branches(table) if is_tagged(table.schema) else [("", table, slice(None))]
 
 
 def tagged_nbytes(table: pa.Table) -> int:

@@ -170,3 +170,8 @@ def cut_off(cast: Cast, digits: int) -> Cast:
     quotient, lost = _divided(cast.array.cast(pa.int64()), by)
     ticks = pc.multiply(quotient, pa.scalar(by, pa.int64()))
     return cast._replace(array=ticks.cast(kind), cut=either(cast.cut, lost))
+
+
+def shown_time(micros: int) -> str:
+    """Return a time, in microseconds since 1970, as text."""
+    return f"{np.datetime64(int(micros), 'us').astype('datetime64[ms]')}Z"

@@ -24,7 +24,7 @@ from ..errors import KmrError, SettingsError, reason_of
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..observe.health import listen_on
-from ..pipeline import context_of
+from ..parts import context_of
 from ..reducers.finding import Finding
 from ..reducers.reducer import ERROR_STAGE
 from ..reducers.sink import Sink, opens

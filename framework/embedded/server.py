@@ -189,9 +189,7 @@ class EmbeddedClickHouse:
         """Run a query. A client that disconnects cancels its reading query, never an INSERT."""
 
         def run() -> StatementResult:
-            with (
-                held
-            ):  # the engine may read the spooled rows until it is done, even without a client
+            with held:  # until the engine has read the spooled rows, even without a client
                 return self._engine.run(query)
 
         job = self._threads.submit(run)

@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 
 from ..archives.archive import Archive, ArchiveSource
-from ..columns.tagged_rows import branches, is_tagged
+from ..columns.tagged_rows import rows_by_branch
 from ..dead_letters.letters import Letters, letters_among
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
@@ -365,13 +365,9 @@ class _Made:
         result = mapped.result
         self._records.append(mapped.batch.offsets())
         self._failed.append(np.array([each.offset for each in result.failures], np.int64))
-        if result.table is None:
-            return
-        if is_tagged(result.table.schema):
-            for name, _, places in branches(result.table):
+        if result.table is not None:
+            for name, _, places in rows_by_branch(result.table):
                 self._rows[name].append(result.offsets[places])
-        else:
-            self._rows[""].append(result.offsets)
 
     def records(self) -> NDArray[np.int64]:
         """The offsets that have a record."""

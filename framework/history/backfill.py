@@ -133,7 +133,7 @@ def _require_engine(plan: BackfillPlan, engine: str) -> None:
         )
 
 
-async def begin(settings: Settings, prepared: PreparedPlan) -> BackfillPlan:
+async def begin_reading(settings: Settings, prepared: PreparedPlan) -> BackfillPlan:
     """Commit what is not committed yet, and return the plan. Raises ConsumerError as `commit_cut`."""
     if not prepared.is_cut:
         async with connect_admin(connection_config(settings)) as admin:

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 class GroupCommits(Protocol):
     """Of `Admin`: the commits of groups that this process is no member of."""
 
-    async def list_group_offsets(self, group: str) -> dict[TopicPartition, CommitOffset]:
-        """See `Admin.list_group_offsets`."""
+    async def list_group_offsets(self, group: str) -> dict[TopicPartition, CommitOffset]: ...
 
     async def reset_offsets(
         self, group: str, offsets: Mapping[TopicPartition, CommitOffset], *, before_log: bool
@@ -87,13 +86,13 @@ async def commit_as_member(
     Raises:
         ConsumerError: as `commit_cut`.
     """
-    held = _Held(consumer, admin, plan)
+    listener = _CutListener(consumer, admin, plan)
     try:
         with anyio.fail_after(within):
-            await consumer.start(held)
+            await consumer.start(listener)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_raise_errors, consumer)
-                await held.done.wait()
+                await listener.done.wait()
                 tasks.cancel_scope.cancel()
     except TimeoutError:
         raise ConsumerError(f"group {plan.group}: could not join it in {within:g} s") from None
@@ -109,7 +108,7 @@ async def _raise_errors(consumer: Consumer) -> None:
         await consumer.poll(1)
 
 
-class _Held:
+class _CutListener:
     """A `Listener` that does everything in its first assignment.
 
     Attributes:

@@ -56,7 +56,6 @@ class ResponseReceiver(asyncio.BufferedProtocol):
             self._connection.close(reason=CloseReason.CONNECTION_BROKEN, exc=error)
 
     def eof_received(self) -> bool | None:
-        """See `asyncio.BufferedProtocol`."""
         kept: bool | None = self._replaced.eof_received()
         return kept
 
@@ -65,11 +64,9 @@ class ResponseReceiver(asyncio.BufferedProtocol):
         self._replaced.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
         self._replaced.pause_writing()
 
     def resume_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
         self._replaced.resume_writing()
 
     def _cut(self) -> None:

@@ -73,7 +73,6 @@ class NewestIndex:
         return self._count
 
     def places(self, keys: Sequence[Any], _times: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """See `RowIndex`."""
         count = len(keys)
         rows = np.fromiter(map(self._index.get, keys, repeat(_DELETED)), np.int64, count)
         if not self._changed:
@@ -84,7 +83,6 @@ class NewestIndex:
         return rows
 
     def rows(self, base: pa.RecordBatch, overlay: pa.RecordBatch) -> pa.Table:
-        """See `RowIndex`."""
         gone = np.zeros(len(base), np.bool_)
         gone[[self._index[key] for key in self._changed if key in self._index]] = True
         kept = base.filter(pa.array(~gone)) if gone.any() else base

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import StrategyError
 from .table import UNSET, LookupTable
 from .versions import Horizon, TooOld, microseconds, stamps_of
 
@@ -129,17 +128,10 @@ class ObjectVersionsTable(LookupTable):
     def get(self, key: Any, default: Any = UNSET, *, at: datetime | None = None) -> Any:
         moment = microseconds(self.name, at)
         row = self._versions.find(key, moment)
-        if moment < (
-            since := self._versions.horizon.since
-        ):  # as it is now: versions go after it has moved
+        since = self._versions.horizon.since  # after the look: versions go when it has moved
+        if moment < since:
             raise TooOld.of(self.name, moment, since)
         return self._missing(key, default) if row is _DELETED else row
 
     def __len__(self) -> int:
         return len(self._versions)
-
-    def join(self, *_: Any, **__: Any) -> Any:
-        raise StrategyError(f"{self.name}.join is for a per-batch map; use {self.name}.get(key)")
-
-    def to_arrow(self) -> pa.Table:
-        raise StrategyError(f"{self.name}.to_arrow is for a per-batch map")

@@ -6,7 +6,6 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import StrategyError
 from .object_versions import ObjectVersions
 from .store import Rejected, Store
 from .table import UNSET, LookupTable
@@ -39,12 +38,6 @@ class ObjectsTable(LookupTable):
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def join(self, *_: Any, **__: Any) -> Any:
-        raise StrategyError(f"{self.name}.join is for a per-batch map; use {self.name}.get(key)")
-
-    def to_arrow(self) -> pa.Table:
-        raise StrategyError(f"{self.name}.to_arrow is for a per-batch map")
 
 
 class NewestObjects:

@@ -65,7 +65,6 @@ class LookupTable(ABC):
     def __len__(self) -> int:
         """Return how many rows there are."""
 
-    @abstractmethod
     def join(
         self,
         batch: Any,
@@ -95,10 +94,11 @@ class LookupTable(ABC):
                 and the map is called again with the others. So do those that are older than the versions
                 of a table with `as_of="record"`.
         """
+        raise StrategyError(f"{self.name}.join is for a per-batch map; use {self.name}.get(key)")
 
-    @abstractmethod
     def to_arrow(self) -> pa.Table:
         """Return all rows, of versions the newest. Only in a per-batch map."""
+        raise StrategyError(f"{self.name}.to_arrow is for a per-batch map")
 
     def __getitem__(self, key: Any) -> Any:
         """Return the row of a key.

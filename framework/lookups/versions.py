@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from ..columns.times import shown_time
 from ..errors import StrategyError
 from .table import NoRow
 
@@ -65,17 +66,9 @@ class TooOld(NoRow):
     def of(cls, name: str, at: int, since: int) -> TooOld:
         """Return the error of a lookup at a time, both in microseconds since 1970."""
         return cls(
-            f"{name} keeps versions since {shown(since)}, and the lookup is at {shown(at)}: raise keep= of "
-            "the Lookup"
+            f"{name} keeps versions since {shown_time(since)}, and the lookup is at {shown_time(at)}: "
+            "raise keep= of the Lookup"
         )
-
-
-def shown(at: int) -> str:
-    """Return microseconds since 1970 as text."""
-    try:
-        return datetime.fromtimestamp(at / 1e6, UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{at} µs"
 
 
 def microseconds(name: str, at: Any) -> int:

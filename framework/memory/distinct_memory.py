@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -12,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from ..columns.tagged_rows import branches, is_tagged
+from ..columns.tagged_rows import rows_by_branch
+from ..columns.times import shown_time
 from ..delivery.announcement import LookBack
 from ..errors import KmrError
 from ..mapping.results import NO_OFFSETS, Failure, MapResult
@@ -20,7 +20,7 @@ from .distinct_keys import RecentKeys, hashes_of
 from .event_time import NO_TIME, event_times
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -36,7 +36,6 @@ _MARKS_BEFORE: Final = b"marks"
 _MARKS: Final = 64  # of the event time, within a `within`
 _MOST_MARKS: Final = 4096
 _SAMPLE_EVERY: Final = 60.0  # seconds
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Marks:
@@ -194,7 +193,7 @@ class PartitionMemory:
         repeated = np.zeros(table.num_rows, np.bool_)
         for_letters = np.zeros(table.num_rows, np.bool_)
         without_key = 0
-        for name, rows, places in _parts(table):
+        for name, rows, places in rows_by_branch(table):
             if (known := self._memories.get(name)) is not None:
                 found, lacking = known.repeated(batch, rows, mapped.offsets[places])
                 repeated[places] = found
@@ -227,7 +226,7 @@ class PartitionMemory:
         assert mapped.table is not None  # noqa: S101  the caller has looked
         at = int(np.searchsorted(mapped.offsets, offset))
         row = mapped.table.slice(at, 1)
-        for name, rows, _ in _parts(row):
+        for name, rows, _ in rows_by_branch(row):
             if (known := self._memories.get(name)) is not None:
                 values = rows.select(list(known.distinct.key)).to_pylist()[0].values()
                 return {"key": ", ".join(map(str, values))[:200]}
@@ -268,18 +267,11 @@ class PartitionMemory:
     def __str__(self) -> str:
         """Its size and event time in words."""
         times = [memory.time for memory in self._memories.values() if memory.time > NO_TIME]
-        shown = _shown(max(times)) if times else "unknown"
+        shown = shown_time(max(times)) if times else "unknown"
         return (
             f"{self._partition} with {len(self):,} keys in {self.nbytes / 1e6:,.1f} MB at the event time "
             f"{shown}"
         )
-
-
-def _parts(table: pa.Table) -> Sequence[tuple[str, pa.Table, Any]]:
-    """Return the rows of each branch, and their places; all of them as "" without branches."""
-    if is_tagged(table.schema):
-        return tuple(branches(table))
-    return (("", table, slice(None)),)
 
 
 def _filter(mapped: MapResult, kept: NDArray[np.bool_]) -> MapResult:
@@ -293,13 +285,6 @@ def _filter(mapped: MapResult, kept: NDArray[np.bool_]) -> MapResult:
         offsets=mapped.offsets[kept],
         places=None if mapped.places is None else mapped.places.take(rows),
     )
-
-
-def _shown(microseconds: int) -> str:
-    try:
-        return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(timespec="seconds")
-    except OverflowError:
-        return f"{microseconds} µs"
 
 
 class MemoryLimit(KmrError):

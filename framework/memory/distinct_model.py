@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..columns.tagged_rows import branches, is_tagged
+from ..columns.tagged_rows import rows_by_branch
 from ..mapping.results import NO_OFFSETS
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def without_duplicates(
             yield batch, result
             continue
         kept = np.ones(result.table.num_rows, np.bool_)
-        for name, rows, places in _parts(result.table):
+        for name, rows, places in rows_by_branch(result.table):
             if name in distincts:
                 last, reached = seen.setdefault((batch.topic_partition, name), ({}, [None]))
                 kept[places] = _passing(
@@ -82,7 +82,3 @@ def _passing(
         )
         last[key] = reached[0]
     return passing
-
-
-def _parts(table: pa.Table) -> Iterable[tuple[str, pa.Table, Any]]:
-    return branches(table) if is_tagged(table.schema) else [("", table, slice(None))]

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from ..columns.times import shown_time
 from .window_aggregates import START, joined_rows
-from .window_state import WindowState, shown_time
+from .window_state import WindowState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from ..columns.times import shown_time
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
 from .event_time import event_times, require_time
@@ -321,8 +322,3 @@ def _first_rows(starts: NDArray[np.int64]) -> tuple[list[int], list[int]]:
     begins = np.flatnonzero(np.append(True, starts[1:] != starts[:-1])[: len(starts)])
     found, first = np.unique(starts[begins], return_index=True)
     return found.tolist(), begins[first].tolist()
-
-
-def shown_time(micros: int) -> str:
-    """Return a time, in microseconds since 1970, in words."""
-    return f"{np.datetime64(int(micros), 'us').astype('datetime64[ms]')}Z"

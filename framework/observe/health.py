@@ -70,7 +70,7 @@ def build_app(source: Source, history: StatusHistory) -> Starlette:
     """Make the ASGI application of the endpoints.
 
     `/live` and `/ready` answer 200, or 503 with the reason as text; `/status` is a `WorkerStatus` as
-    JSON, `/history?after=SECONDS` a `Past` with the samples since then.
+    JSON, `/history?after=SECONDS` a `HistoryAnswer` with the samples since then.
     """
     page = resources.files(__package__).joinpath("health.html").read_text(encoding="utf-8")
 

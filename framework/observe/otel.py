@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -50,7 +50,7 @@ from ..errors import SettingsError, reason_of
 from ..service.threads import run_in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from opentelemetry.trace import Span, SpanContext
@@ -134,29 +134,20 @@ class OtelTracing:
             yield _FlushSpan(span, held, self._most_links)
 
 
-class _current:  # noqa: N801  a context manager
-    """Makes a span the current one; an exception ends it as an error, a cancellation drops it."""
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-        self._using = trace.use_span(
+@contextmanager
+def _current(span: Span) -> Iterator[None]:
+    """Make a span the current one; an exception ends it as an error, a cancellation drops it."""
+    try:
+        with trace.use_span(
             span, end_on_exit=False, record_exception=False, set_status_on_exception=False
-        )
-
-    def __enter__(self) -> None:
-        self._using.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._using.__exit__(kind, error, traceback)
-        if isinstance(error, Exception) and self._span.is_recording():
-            self._span.record_exception(error)
-            self._span.set_status(Status(StatusCode.ERROR, reason_of(error)))
-            self._span.end()
+        ):
+            yield
+    except Exception as error:
+        if span.is_recording():
+            span.record_exception(error)
+            span.set_status(Status(StatusCode.ERROR, reason_of(error)))
+            span.end()
+        raise
 
 
 class _MapSpan:

@@ -148,8 +148,7 @@ class ModelConnection(ClickHouseConnection):
     async def execute(self, sql: str, settings: Mapping[str, Any] | None = None) -> None:
         """See `ClickHouseConnection.execute`: there is nothing to alter."""
 
-    async def close(self) -> None:
-        """See `ClickHouseConnection.close`."""
+    async def close(self) -> None: ...
 
 
 def _shown(token: str) -> str:

@@ -296,12 +296,10 @@ class GroupConsumer:
         if seconds > SESSION:
             self._world.later(SESSION, self._group.leave, self.member_id)
 
-    async def reach(self) -> None:
-        """See `Consumer.reach`."""
+    async def reach(self) -> None: ...
 
     @property
     def silent(self) -> str | None:
-        """See `Consumer.silent`."""
         return None
 
     async def start(

@@ -10,16 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
 import msgspec
 import numpy as np
 import pyarrow as pa
 import structlog
 
+from ..chaos.records import map_all
 from ..columns.tagged_rows import branches, tagged_schema
 from ..errors import StrategyError
 from ..mapping.branching import offsets_in
-from ..mapping.executor import Executor
 from ..memory.distinct_model import without_duplicates
 from ..memory.window_model import WindowsOfLog, with_offsets
 from ..record import (
@@ -147,17 +146,8 @@ class Simulator:
 
     def _map(self, records: pa.RecordBatch) -> MapResult:
         """Apply the map to all records of a partition."""
-        strategy = self.strategy.of_topic(records.column("topic")[0].as_py())
-
-        async def run() -> MapResult:
-            executor = Executor("inline")
-            await executor.open(self.strategy)
-            try:
-                return await executor.map(strategy.map, strategy.map_spec, Batch.of(records))
-            finally:
-                await executor.close()
-
-        return anyio.run(run)
+        ((_, mapped),) = map_all(self.strategy, [Batch.of(records)])
+        return mapped
 
     def _calm(self) -> Schedule:
         appends = tuple(Event(0.0, "append", at, size) for at, size in enumerate(self.sizes))

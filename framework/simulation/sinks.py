@@ -188,12 +188,12 @@ def _lower(reducer: Reducer, max_rows: int) -> Reducer:
 
 
 def _of_class(reducer: Reducer, mixin: type, models: BranchModels) -> Any:
-    changed = copy.copy(reducer)
     kind = type(reducer)
     if (mixin, kind) not in models.classes:
         models.classes[mixin, kind] = type(kind.__name__, (mixin, kind), {"models": models})
-    changed.__class__ = models.classes[mixin, kind]
-    return changed
+    model = object.__new__(models.classes[mixin, kind])
+    vars(model).update(vars(reducer))
+    return model
 
 
 def _modelled(last: Reducer, models: BranchModels) -> Reducer:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LATENCIES: Final = (0.001, 0.002, 0.005, 0.02, 0.1, 0.3)
-_OUTSIDE: Final = Context()  # of servers, which no member holds back
+_OUTSIDE: Final = Context()  # of callbacks of servers: they are never paused with a member
 
 
 class Step(NamedTuple):

@@ -99,20 +99,13 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
 FromSupervisor = Job | Admit | Stay | Served | Ask
 FromWorker = Reports | Report | Prepared | Joined | Left | Done | WorkerFailed | Serve
 
-_from_supervisor: msgspec.json.Decoder[FromSupervisor] = msgspec.json.Decoder(FromSupervisor)
-_from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
+decode_from_supervisor = msgspec.json.Decoder(FromSupervisor).decode
+"""Return the message of a line to a worker."""
+
+decode_from_worker = msgspec.json.Decoder(FromWorker).decode
+"""Return the message of a line from a worker."""
 
 
 def encode(message: FromSupervisor | FromWorker) -> bytes:
     """Return the line of a message."""
     return msgspec.json.encode(message) + b"\n"
-
-
-def decode_from_supervisor(line: bytes) -> FromSupervisor:
-    """Return the message of a line to a worker."""
-    return _from_supervisor.decode(line)
-
-
-def decode_from_worker(line: bytes) -> FromWorker:
-    """Return the message of a line from a worker."""
-    return _from_worker.decode(line)

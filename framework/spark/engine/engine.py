@@ -23,12 +23,11 @@ import structlog
 from anyio.from_thread import start_blocking_portal
 
 from ...errors import ConsumerError, DeadlineExceeded, KmrError, SettingsError
-from ...kafka.connection import connection_config
 from ...kafka.subscription import Subscription
 from ...observe.metrics import Metrics
 from ...observe.status import StageStatus, WorkerStatus
+from ...parts import context_of
 from ...record import SCHEMA
-from ...reducers.reducer import Context, SinkContext
 from ...service.deadline import Deadline
 from ...service.process_end import ExitCode, ProcessEnd, exit_now
 from ..blocking_client import shared_client
@@ -123,20 +122,8 @@ class SparkEngine:
         self._source = source_settings(settings, engine, bounds)
         self._given = session
         self._generation = CheckpointGeneration()
-        self._context = Context(
-            group=settings.group,
-            stage="",
-            bootstrap_servers=settings.bootstrap_servers,
-            strategy=settings.strategy or "",
-            strategy_version=strategy.version or "",
-            for_sinks=SinkContext(
-                client=connection_config(settings).client_options(),
-                generations=self._generation,
-                schema_of=strategy.schema_of,
-                tell_types=strategy.tell_types,
-                has_schema_ids=strategy.has_schema_ids,
-                takes_refused=strategy.reduce_err is not None,
-            ),
+        self._context = context_of(strategy, settings).with_sinks(
+            generations=self._generation, prepare=False, transactional_id="", session_timeout=None
         )
         self._reducers = DriverReducers(strategy, self._context, self.metrics, self._reread)
         self._gate = MicroBatchGate()

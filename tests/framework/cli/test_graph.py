@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -47,18 +45,10 @@ def test_without_error_sink_nothing_is_drawn_beside_the_chain(
     assert {len(line) for line in lines if line[0] != " "} == {len(lines[0])}
 
 
-@pytest.mark.parametrize(
-    ("form", "edges"),
-    [
-        ("mermaid", ["s0 --> s1", "s3 --> s4", "s1 -- failures --> err", "err -- acks --> s4"]),
-        ("dot", ["s0 -> s1;", "s3 -> s4;", 's1 -> err [label="failures"];']),
-    ],
-)
-def test_a_strategy_can_be_drawn_by_other_tools(
-    kmr: Callable[..., Any], folder: Path, form: str, edges: list[str]
-) -> None:
-    lines = [line.strip() for line in kmr("graph", "flow", "--format", form).out.splitlines()]
-    assert set(edges) <= set(lines)
+def test_a_strategy_can_be_drawn_by_mermaid(kmr: Callable[..., Any], folder: Path) -> None:
+    lines = [line.strip() for line in kmr("graph", "flow", "--format", "mermaid").out.splitlines()]
+    edges = {"s0 --> s1", "s3 --> s4", "s1 -- failures --> err", "err -- acks --> s4"}
+    assert edges <= set(lines)
 
 
 BRANCHES = """

@@ -11,7 +11,7 @@ import pytest
 from kmr import Text
 from kmr.delivery.announcement import BackfillRange, Generation, LookBack, history_group
 from kmr.errors import ConsumerError
-from kmr.history.backfill import WantedRange, begin, hand_over, offsets_left, prepare
+from kmr.history.backfill import WantedRange, begin_reading, hand_over, offsets_left, prepare
 from kmr.history.plan import BackfillPlan
 from kmr.kafka.admin import Admin, connect_admin
 from kmr.kafka.connection import connection_config, consumer_config
@@ -73,7 +73,7 @@ class Member:
 async def test_both_groups_have_the_plan_and_no_member_is_left(settings: Settings) -> None:
     prepared = await prepare(settings, WANTED)
     assert prepared.is_new
-    plan = await begin(settings, prepared)
+    plan = await begin_reading(settings, prepared)
     generation = Generation(plan.generation)
     assert await committed(settings, "g") == {
         P0: CommitOffset(10, generation.metadata),
@@ -88,7 +88,7 @@ async def test_both_groups_have_the_plan_and_no_member_is_left(settings: Setting
         assert not (await admin.group("g")).members
     again = await prepare(settings, WANTED)
     assert (again.is_new, again.is_cut, again.plan.histories) == (False, True, plan.histories)
-    assert await begin(settings, again) == again.plan
+    assert await begin_reading(settings, again) == again.plan
 
 
 async def test_a_member_is_in_the_way_and_nothing_changes(settings: Settings) -> None:
@@ -97,7 +97,7 @@ async def test_a_member_is_in_the_way_and_nothing_changes(settings: Settings) ->
     await member.consumer.start(member)
     while not member.found:  # noqa: ASYNC110  filled by the client
         await anyio.sleep(0.01)
-    for refused in (prepare(settings, WANTED), begin(settings, prepared)):
+    for refused in (prepare(settings, WANTED), begin_reading(settings, prepared)):
         with pytest.raises(ConsumerError, match=r"group g has 1 members \(kmr at .*stop them"):
             await refused
     await member.consumer.stop()
@@ -110,7 +110,7 @@ async def test_a_commit_that_came_after_the_look_is_noticed_by_the_member_that_w
     prepared = await prepare(settings, WANTED)
     await reset(settings, "g", CommitOffset(3), CommitOffset(0))
     with pytest.raises(ConsumerError, match=r"the cut would pass: t-0: 3 \(the cut would be 10\)"):
-        await begin(settings, prepared)
+        await begin_reading(settings, prepared)
     assert {at: entry.offset for at, entry in (await committed(settings, "g")).items()} == {
         P0: 3,
         P1: 0,
@@ -144,7 +144,7 @@ async def test_a_member_that_comes_while_the_cut_is_committed_begins_at_it(
 
     monkeypatch.setattr(owner, name, slow)
     try:
-        await begin(settings, prepared)
+        await begin_reading(settings, prepared)
     except ConsumerError as refused:
         assert "another member joined while the cut was committed" in str(refused)  # noqa: PT017
     with anyio.fail_after(60):
@@ -195,7 +195,7 @@ async def test_a_member_that_was_put_out_and_comes_back_late_commits_nothing_ove
     if moment == "before the cut":
         monkeypatch.setattr(KafkaConsumer, "commit", after_the_late_one)
     try:
-        plan = await begin(settings, await prepare(settings, WANTED))
+        plan = await begin_reading(settings, await prepare(settings, WANTED))
         await commit_late()
     finally:
         over.set()
@@ -212,7 +212,7 @@ async def test_a_crash_between_the_two_commits_is_repaired_with_the_same_plan(
     await produce("t", [b"x"] * 5, 0)
     again = await prepare(settings, WANTED)
     assert (again.is_new, again.is_cut) == (False, False)
-    await begin(settings, again)
+    await begin_reading(settings, again)
     assert await committed(settings, "g") == first.plan.cut
 
 
@@ -222,12 +222,12 @@ async def test_another_backfill_that_was_faster_is_named(settings: Settings) -> 
     async with connect_admin(connection_config(settings)) as admin:
         await admin.reset_offsets(history_group("g"), other.beginning)
     with pytest.raises(ConsumerError, match="another backfill of group g has begun meanwhile"):
-        await begin(settings, mine)
+        await begin_reading(settings, mine)
     assert await committed(settings, "g") == {}
 
 
 async def test_a_group_that_was_reset_below_its_cut_is_refused(settings: Settings) -> None:
-    plan = await begin(settings, await prepare(settings, WANTED))
+    plan = await begin_reading(settings, await prepare(settings, WANTED))
     later = Generation(plan.generation + 5).metadata
     await reset(settings, "g", CommitOffset(4, later), CommitOffset(10, later))
     with pytest.raises(
@@ -241,7 +241,7 @@ async def test_a_group_that_was_reset_below_its_cut_is_refused(settings: Setting
 
 async def test_a_worker_waits_for_what_a_history_hands_over(settings: Settings) -> None:
     wanted = replace(WANTED, remembers=True)
-    plan = await begin(settings, await prepare(settings, wanted))
+    plan = await begin_reading(settings, await prepare(settings, wanted))
     worker = Worker(Strategy(value=Text(), reduce=Collect(len)), settings)
     with pytest.raises(ConsumerError, match=r"t-\d: kmr backfill still reads the history of this"):
         await worker.run()
