@@ -105,7 +105,7 @@ class SharedMap:
         self._inboxes = inboxes
         self._parts = parts.shared
         self.shares: dict[TopicPartition, Share] = {}
-        self._ready: dict[Share, None] = {}  # with batches that wait, the oldest first
+        self._ready: dict[Share, None] = {}  # shares whose batches wait, the oldest first
         self._running: set[_Round] = set()
         self._changed = Wakeup()
         self._at_gate = anyio.CancelScope()

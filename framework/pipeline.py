@@ -404,7 +404,7 @@ class Pipeline:
             not self.intake.is_open
             or stage is None
             or ledger is None
-            or ledger.until is not None  # what closes the windows is read by another group
+            or ledger.until is not None  # another group reads the records that close the windows
             or end is None
             or answered is None
         ):

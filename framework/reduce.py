@@ -157,7 +157,7 @@ class ReduceStage:
                 rest = None
             else:
                 rest, reason = self._collecting.add(rest)
-            if rows.closes is not None:  # no record in flight has the bytes of windows that closed
+            if rows.closes is not None:  # the records in flight do not count these bytes
                 self._ledgers.hold(self._collecting, self._collecting.bytes)
             if reason is not None:
                 await self._hand_over(reason)

@@ -142,7 +142,7 @@ class Worker:
         self._backfill: BackfillWatch | None = None
         if consumer is None and not settings.history:
             config = connection_config(settings)
-            self._backfill = BackfillWatch(config, settings.group, self.metrics)
+            self._backfill = BackfillWatch(config, settings.group, self.metrics.observe_backfill)
         self._contact = BrokerContact(self._consumer, self.metrics, timeout=settings.broker_timeout)
         self._liveness = Liveness(settings.stall_timeout)
         self._shutdown = anyio.Event()
@@ -501,7 +501,7 @@ def run_worker(
     freeze_modules()
     try:
         return anyio.run(partial(_run_process, strategy, settings, supervisor))
-    except SystemExit as error:  # in a task or a callback of the user's: asyncio lets it through
+    except SystemExit as error:  # raised by the user's task or callback: asyncio does not catch it
         failure = Escaped(error)
         print(f"kmr: {failure}", file=sys.stderr)  # noqa: T201  the user's message
         return ExitCode.FAILED

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from .files import RowGroup
 
-_OFFSETS: Final = 65_536  # of a batch
-_BYTES: Final = 16 * 1024 * 1024  # of a batch
+_OFFSETS: Final = 65_536  # in a batch, at most
+_BYTES: Final = 16 * 1024 * 1024  # in a batch, at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SiteT = TypeVar("SiteT", bound=SystemUnderTest, contravariant=True)
 Need = Literal["broker", "clickhouse", "postgres", "links", "peers"]
-"""Of a site: a broker, a ClickHouse or a PostgreSQL of its own, proxies, two workers in a group."""
+"""What a site must have for a fault: a broker, ClickHouse or PostgreSQL of its own, proxies, two workers."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class RebalanceStorm(StormFault[SystemUnderTest]):
 
 
 class ShortStorm(RebalanceStorm):
-    """The same, twice each."""
+    """Every worker is restarted twice, by SIGTERM or SIGKILL, all at the same time."""
 
     name = "short-storm"
     restarts = 2
@@ -211,7 +211,7 @@ PROCESS_FAULTS: Final[Sequence[StormFault[SystemUnderTest]]] = (
     KillClickHouse(),
     SuspendClickHouse(),
 )
-"""Those that any strategy can have: they need processes, and nothing in between."""
+"""The faults of processes. Any strategy can have them; none needs a proxy."""
 
 
 async def kill_and_start(service: Service) -> None:

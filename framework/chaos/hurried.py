@@ -28,7 +28,9 @@ def __getattr__(name: str) -> Strategy:
 
 def hurried(strategy: Strategy) -> Strategy:
     """Return a strategy whose reducers flush soon; the one that is given stays as it is."""
-    strategy = with_offsets(strategy, keyed=False)  # by which the rows of windows are counted
+    strategy = with_offsets(
+        strategy, keyed=False
+    )  # the storm counts the rows of windows by offsets
     errors = strategy.reduce_err
     return strategy.with_chains(
         lambda _, chain: [_hurried(reducer) for reducer in chain],

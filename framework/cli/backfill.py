@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,7 +20,6 @@ from ..history.backfill import (
     WantedRange,
     begin_reading,
     beside,
-    follow,
     hand_over,
     offsets_left,
     prepare,
@@ -29,7 +27,6 @@ from ..history.backfill import (
     watching,
     worker_flags,
 )
-from ..history.progress import view_of
 from ..loading import strategy_of
 from ..observe.logs import setup_logs
 from ..settings import WORKER, Settings
@@ -117,7 +114,7 @@ def backfill(
     code = 0
     if prepared.done < plan.offsets:
         if spark is None:
-            code = _read(given, settings, plan)
+            code = _read(given, settings)
         else:
             code = _read_by_spark(given, settings, loaded, spark, prepared)
     left = anyio.run(offsets_left, settings, plan)
@@ -137,15 +134,13 @@ def _require_sinks(strategy: Strategy, settings: Settings) -> None:
         raise StrategyError("; ".join(f"{found.subject}: {found.text}" for found in wrong))
 
 
-def _read(given: Given[Settings], settings: Settings, plan: BackfillPlan) -> int:
+def _read(given: Given[Settings], settings: Settings) -> int:
     """Read the history with workers; return their exit code."""
     from ..supervisor.command import run_workers
 
     flags = {**given.flags, **worker_flags(settings)}
-    view = view_of(plan)
     own = given.load(strategy=settings.strategy, **worker_flags(settings))
-    watch = partial(follow, settings, plan, view)
-    return run_workers(own, given.config, flags, lambda work: beside(work, watch))
+    return run_workers(own, given.config, flags, lambda work: beside(work, settings))
 
 
 def _engine(engine: str, spark: EngineSettings | None, settings: Settings) -> str:
@@ -179,8 +174,7 @@ def _read_by_spark(
 
     own = given.load(strategy=settings.strategy, group=history_group(settings.group), history=True)
     options = replace(spark, trigger="available-now", name=f"kmr-{own.group}")
-    watch = partial(follow, settings, prepared.plan, view_of(prepared.plan))
-    with watching(watch):
+    with watching(settings):
         return run_engine(strategy, own, options, spark_bounds(prepared))
 
 

@@ -167,7 +167,7 @@ class CheckResult:
 
 
 Committed: TypeAlias = "Mapping[TopicPartition, tuple[int, int]]"
-"""Of each partition: the first offset of its log, and the offset that the group has committed."""
+"""For each partition the first offset of its log, and the offset that the group has committed."""
 
 
 def _result(

@@ -57,7 +57,7 @@ _SPACED: Final = TextStyle(" ")
 @Parameter(name="*", negative=())
 @dataclass(frozen=True, kw_only=True)
 class LetterFilter:
-    """Which letters: all conditions that are given must hold.
+    """Conditions of letters; all that are given must hold.
 
     Parameters
     ----------
@@ -249,7 +249,9 @@ def show(
         pairs = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
         for name, value in pairs:
             if name in HEADERS:
-                shown = _shown(value, lines=True).replace("\n", "\n    ")  # of a traceback
+                shown = _shown(value, lines=True).replace(
+                    "\n", "\n    "
+                )  # a traceback has several lines
                 if name == TIMESTAMP and shown.isdecimal():
                     shown = f"{_moment(int(shown))} UTC ({shown})"
                 console.print(f"  {name.removeprefix('kmr.')}: {shown}")

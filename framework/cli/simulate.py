@@ -121,7 +121,7 @@ class _Load(NamedTuple):
     partitions: int
 
 
-_simulator: list[Simulator] = []  # of a process that searches
+_simulator: list[Simulator] = []  # one, in each process that searches
 
 
 def _begin(load: _Load) -> None:

@@ -9,7 +9,7 @@ from ..config.schema import SECONDS, show_quantity
 from ..kafka.admin import NotAllowed
 from ..kafka.subscription import Subscription
 from ..memory.window import MICROS
-from ..reducers.finding import Finding
+from ..reducers.finding import Finding, ok, problem, warning
 from ..reducers.sink import Sink, capabilities_of
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ class ClusterCheck:
         how: str = security.protocol
         if how.startswith("SASL"):
             how += f", {security.sasl_mechanism}"
-        found = [Finding("ok", "brokers", f"{', '.join(brokers)} ({how})")]
+        found = [ok("brokers", f"{', '.join(brokers)} ({how})")]
         limits = await self._admin.broker_settings()
         if limits is None:
-            return [*found, Finding("ok", "brokers", "we may not read their limits: not compared")]
+            return [*found, ok("brokers", "we may not read their limits: not compared")]
         return [*found, *self._session(limits)]
 
     def _session(self, limits: Mapping[str, str]) -> list[Finding]:
@@ -62,10 +62,9 @@ class ClusterCheck:
         low = int(limits.get("group.min.session.timeout.ms", "0")) / 1000
         high = int(limits.get("group.max.session.timeout.ms", str(2**31))) / 1000
         if low <= seconds <= high:
-            return [Finding("ok", "session_timeout", f"the brokers allow {seconds:g} s")]
+            return [ok("session_timeout", f"the brokers allow {seconds:g} s")]
         return [
-            Finding(
-                "problem",
+            problem(
                 "session_timeout",
                 f"{seconds:g} s; the brokers allow {low:g} to {high:g} s (group.min.session.timeout.ms, "
                 "group.max.session.timeout.ms) and refuse the worker",
@@ -84,12 +83,10 @@ class ClusterCheck:
             known = {name: facts for name, facts in every.items() if name in subscription}
         found = []
         if not known:
-            found.append(
-                Finding("warning", "topics", f"no topic matches {subscription.pattern} yet")
-            )
+            found.append(warning("topics", f"no topic matches {subscription.pattern} yet"))
         for name, facts in sorted(known.items()):
-            if (problem := facts.problem("READ", self._user())) is not None:
-                found.append(Finding("problem", f"topic {name}", *problem))
+            if (wrong := facts.problem("READ", self._user())) is not None:
+                found.append(problem(f"topic {name}", *wrong))
             else:
                 found += await self._input(name, facts)
         return [*found, *self._turns()]
@@ -106,8 +103,7 @@ class ClusterCheck:
         if seconds <= max(sink.max_age, 1.0):
             return []
         return [
-            Finding(
-                "warning",
+            warning(
                 next(reversed(strategy.stages)),
                 f"rows of {partitions} partitions are written up to {seconds:.0f} s after they came, not "
                 f"within max_age ({sink.max_age:g} s): a worker makes {rate:g} INSERTs a second "
@@ -120,11 +116,10 @@ class ClusterCheck:
     async def _input(self, name: str, facts: TopicFacts) -> list[Finding]:
         subject, settings = f"topic {name}", self._settings
         self.readable[name] = facts.partitions
-        found = [Finding("ok", subject, f"we may read its {facts.partitions} partitions")]
+        found = [ok(subject, f"we may read its {facts.partitions} partitions")]
         if facts.lagging:
             found.append(
-                Finding(
-                    "warning",
+                warning(
                     subject,
                     f"{len(facts.lagging)} partitions lack a replica: they are lost with one more broker",
                     "start the brokers that have the replicas",
@@ -134,8 +129,7 @@ class ClusterCheck:
         largest = self._largest[name] = int((limits or {}).get(_LARGEST, "0"))
         if largest > settings.budget:
             found.append(
-                Finding(
-                    "warning",
+                warning(
                     subject,
                     f"a record batch may have {largest} bytes ({_LARGEST}), more than inflight_bytes "
                     f"({settings.budget}): such a batch needs memory that the limit does not foresee",
@@ -147,8 +141,7 @@ class ClusterCheck:
     async def group(self) -> list[Finding]:
         """Check the permission for the group, and its members."""
         settings, subject = self._settings, f"group {self._settings.group}"
-        not_allowed = Finding(
-            "problem",
+        not_allowed = problem(
             subject,
             "we may not join it: the worker fails at its start",
             f"allow {self._user()} READ on the group",
@@ -161,7 +154,7 @@ class ClusterCheck:
             return [not_allowed]
         self.may_join = True
         if facts.state in _ABSENT:
-            return [Finding("ok", subject, "we may join it; it has no members now")]
+            return [ok(subject, "we may join it; it has no members now")]
         return [*self._protocol(facts), *self._members(facts)]
 
     def _protocol(self, facts: GroupListing) -> list[Finding]:
@@ -170,8 +163,7 @@ class ClusterCheck:
             return []
         theirs = " ".join(filter(None, (facts.protocol_type, facts.protocol)))
         return [
-            Finding(
-                "problem",
+            problem(
                 subject,
                 f"its members use the protocol {theirs}, ours is consumer {_PROTOCOL}: the broker refuses us "
                 "as long as they are there",
@@ -183,14 +175,13 @@ class ClusterCheck:
         settings, subject = self._settings, f"group {self._settings.group}"
         members, workers = len(facts.members), settings.worker_count
         hosts = sorted({member.host for member in facts.members})
-        found = [Finding("ok", subject, f"it has {members} members, at {', '.join(hosts)}")]
+        found = [ok(subject, f"it has {members} members, at {', '.join(hosts)}")]
         ours = {settings.group_instance_id}
         if workers > 1:
             ours = {f"{settings.group_instance_id}-{index}" for index in range(workers)}
         same = [each for each in facts.members if each.instance_id in ours - {None}]
         found += [
-            Finding(
-                "warning",
+            warning(
                 subject,
                 f"a member named {member.instance_id} is alive at {member.host}: two of one name put each "
                 "other out, and stop with an error",
@@ -202,8 +193,7 @@ class ClusterCheck:
         partitions = sum(self.readable.values())
         if partitions and members > partitions:
             found.append(
-                Finding(
-                    "warning",
+                warning(
                     subject,
                     f"with ours, {members} members share {partitions} partitions: some have nothing to do",
                     "add partitions, or start fewer workers",
@@ -223,8 +213,7 @@ class ClusterCheck:
         if not accepted or accepted >= needed:
             return []
         return [
-            Finding(
-                "warning",
+            warning(
                 f"topic {topic}",
                 f"it accepts messages of {accepted:,} bytes ({_LARGEST}); a failed record with the headers "
                 f"of a dead letter may have {needed:,}: a message that it refuses stops the worker",
@@ -273,7 +262,7 @@ async def check_offsets(
     text = f"{len(reading)} partitions are read from committed offsets, with a lag of {lag:,}"
     if new:
         text += f"; {new} begin at auto_offset_reset ({settings.auto_offset_reset})"
-    return [Finding("ok", f"group {settings.group}", text), *found]
+    return [ok(f"group {settings.group}", text), *found]
 
 
 def _outside(
@@ -286,8 +275,7 @@ def _outside(
             f"{partition}: the committed offset {offset} is after the end of the log ({end}): the topic was "
             "created anew, or lost records. The worker stops there"
         )
-        return Finding(
-            "problem",
+        return problem(
             subject,
             what,
             f"{reset} if it was created anew, --to-latest if it lost records",
@@ -297,15 +285,12 @@ def _outside(
         f"deleted {first - offset:,} records that the group has not read"
     )
     if settings.on_out_of_range == "error":
-        return Finding(
-            "problem",
+        return problem(
             subject,
             f"{what}. The worker stops there",
             f"{reset}, or set on_out_of_range",
         )
-    return Finding(
-        "warning", subject, f"{what}. The worker continues at {settings.on_out_of_range}"
-    )
+    return warning(subject, f"{what}. The worker continues at {settings.on_out_of_range}")
 
 
 async def _retention(
@@ -326,8 +311,7 @@ async def _retention(
         late = [p for p in ours if (at := young[p]) is None or reading[p] < at]
         if late:
             found.append(
-                Finding(
-                    "warning",
+                warning(
                     f"topic {topic}",
                     f"the next record of {len(late)} partitions is older than {_NEARLY:.0%} of retention.ms "
                     f"({retention / 3_600_000:g} h): it may be deleted before it is read",
@@ -353,8 +337,7 @@ async def _memory(strategy: Strategy, admin: Admin, topics: Iterable[str]) -> li
         if retention < 0 or "delete" not in limits.get("cleanup.policy", "delete"):
             continue
         found += [
-            Finding(
-                "warning",
+            warning(
                 f"topic {topic}",
                 f"retention.ms ({show_quantity(retention, SECONDS)}) is shorter than {what} "
                 f"({show_quantity(seconds, SECONDS)}) and a day without a worker: {effect}",
@@ -374,8 +357,7 @@ async def _clock(admin: Admin, partitions: list[TopicPartition]) -> list[Finding
     if not ahead:
         return []
     return [
-        Finding(
-            "warning",
+        warning(
             "clock",
             f"{ahead[0]} has records more than {_AHEAD_MS // 1000} s in the future: our clock is behind, or "
             "that of producers or brokers ahead. Lags in seconds are wrong, and such records are kept longer",

@@ -25,7 +25,7 @@ from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..observe.health import listen_on
 from ..parts import context_of
-from ..reducers.finding import Finding
+from ..reducers.finding import Finding, ok, problem, warning
 from ..reducers.reducer import ERROR_STAGE
 from ..reducers.sink import Sink, opens
 from ..service.process import memory_limit, processor_limit
@@ -74,9 +74,9 @@ async def _part(subject: str, check: Callable[[], Awaitable[Sequence[Finding]]])
     try:
         return list(await check())
     except KmrError as error:
-        return [Finding("problem", subject, str(error))]
+        return [problem(subject, str(error))]
     except (OSError, anyio.BrokenResourceError) as error:
-        return [Finding("problem", subject, reason_of(error))]
+        return [problem(subject, reason_of(error))]
 
 
 async def check_sinks(strategy: Strategy, settings: Settings) -> list[Finding]:
@@ -90,8 +90,7 @@ async def check_sinks(strategy: Strategy, settings: Settings) -> list[Finding]:
         found += await _check(copy.deepcopy(reducer), replace(context, stage=stage))
     if strategy.reduce_err is None:
         found.append(
-            Finding(
-                "ok",
+            ok(
                 ERROR_STAGE,
                 "none: the first record that fails stops the worker",
                 "set reduce_err",
@@ -106,12 +105,12 @@ async def _check(reducer: Reducer, context: Context) -> Sequence[Finding]:
             return await reducer.examine(context)
         return [await opens(reducer, context)]
     except KmrError as error:
-        return [Finding("problem", context.stage, str(error))]
+        return [problem(context.stage, str(error))]
     except Exception as error:  # noqa: BLE001  a sink of the user's may raise anything
         with suppress(Exception):
             await reducer.close()
         structlog.get_logger(__name__).debug("the check of a sink failed", exc_info=error)
-        return [Finding("problem", context.stage, f"{type(reducer).__name__}: {reason_of(error)}")]
+        return [problem(context.stage, f"{type(reducer).__name__}: {reason_of(error)}")]
 
 
 _LIBRARIES: Final = 130 * 1024 * 1024
@@ -127,9 +126,7 @@ def check_machine(settings: Settings) -> list[Finding]:
     """Compare the settings with the machine."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("aiokafka", "pyarrow"))
     return [
-        Finding(
-            "ok", "versions", f"kmr {installed_version()}, Python {python_version()}, {versions}"
-        ),
+        ok("versions", f"kmr {installed_version()}, Python {python_version()}, {versions}"),
         _memory(settings, memory_limit()),
         _processors(settings, processor_limit()),
         _descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
@@ -146,9 +143,8 @@ def _memory(settings: Settings, limit: int) -> Finding:
         f" in each of {workers} workers" if workers > 1 else ""
     )
     if needed <= limit:
-        return Finding("ok", "memory", f"{shown}, {flight}")
-    return Finding(
-        "warning",
+        return ok("memory", f"{shown}, {flight}")
+    return warning(
         "memory",
         f"{shown}, and with {flight} the process may need {show_quantity(needed >> 20 << 20, BYTES)}: under "
         "load the kernel kills it",
@@ -160,17 +156,14 @@ def _processors(settings: Settings, processors: int) -> Finding:
     workers = settings.worker_count
     text = f"{workers} workers on {processors} processors"
     if workers <= processors:
-        return Finding("ok", "processors", text)
-    return Finding(
-        "warning", "processors", f"{text}: they slow each other down", "set workers = 'auto'"
-    )
+        return ok("processors", text)
+    return warning("processors", f"{text}: they slow each other down", "set workers = 'auto'")
 
 
 def _descriptors(limit: int) -> Finding:
     if limit >= _FEW_DESCRIPTORS or limit == resource.RLIM_INFINITY:
-        return Finding("ok", "file descriptors", f"{limit} may be open")
-    return Finding(
-        "warning",
+        return ok("file descriptors", f"{limit} may be open")
+    return warning(
         "file descriptors",
         f"only {limit} may be open: connections to many brokers and files of a sink may be refused",
         f"raise the limit (ulimit -n, LimitNOFILE=) to {_FEW_DESCRIPTORS} or more",
@@ -181,8 +174,7 @@ def _times(settings: Settings) -> list[Finding]:
     found = []
     if settings.heartbeat_interval * 3 > settings.session_timeout:
         found.append(
-            Finding(
-                "warning",
+            warning(
                 "session_timeout",
                 f"heartbeat_interval ({settings.heartbeat_interval:g} s) is more than a third of "
                 f"session_timeout ({settings.session_timeout:g} s): two lost heartbeats cost the partitions",
@@ -191,8 +183,7 @@ def _times(settings: Settings) -> list[Finding]:
         )
     if settings.worker_count > 1 and settings.worker_live_timeout < settings.session_timeout:
         found.append(
-            Finding(
-                "warning",
+            warning(
                 "worker_live_timeout",
                 f"worker_live_timeout ({settings.worker_live_timeout:g} s) is below session_timeout "
                 f"({settings.session_timeout:g} s): a worker is killed before its group would give it up",
@@ -206,9 +197,9 @@ def _port(settings: Settings) -> list[Finding]:
     host, port = settings.http.host, settings.http.port
     if port is None:
         remedy = "set http.port, so that /live, /ready and /metrics can be asked"
-        return [Finding("ok", "http", "no port is set: no health, no metrics, no page", remedy)]
+        return [ok("http", "no port is set: no health, no metrics, no page", remedy)]
     try:
         listen_on(host, port).close()
     except SettingsError as error:
-        return [Finding("problem", "http", str(error))]
-    return [Finding("ok", "http", f"{host}:{port} is free")]
+        return [problem("http", str(error))]
+    return [ok("http", f"{host}:{port} is free")]

@@ -88,7 +88,7 @@ class ChdbEngine:
                 return _answer(query, result)
         except RuntimeError as error:
             raise ClickHouseError.of_engine(str(error)) from error
-        except UnicodeDecodeError as error:  # of an error message that quotes bytes
+        except UnicodeDecodeError as error:  # an error message quotes bytes
             message = error.object.decode(errors="backslashreplace")
             raise ClickHouseError.of_engine(message) from error
 

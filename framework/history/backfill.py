@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import structlog
@@ -14,10 +13,11 @@ from anyio.from_thread import start_blocking_portal
 
 from ..archives.archive import Archive, ArchiveSource
 from ..delivery.announcement import history_group
-from ..errors import ConsumerError, SettingsError
+from ..errors import SettingsError
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..kafka.subscription import Subscription
+from ..observe.backfill import BackfillWatch, log_progress
 from ..service.threads import run_in_thread
 from .cut import commit_cut, refuse_members
 from .plan import BackfillPlan
@@ -29,13 +29,10 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..spark.source_settings import SourceBounds
     from .plan import Bound
-    from .progress import ProgressView
 
 T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
-
-_INTERVAL: Final = 1.0  # seconds between looks at the committed offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,27 +144,6 @@ async def begin_reading(settings: Settings, prepared: PreparedPlan) -> BackfillP
     return prepared.plan
 
 
-async def follow(settings: Settings, plan: BackfillPlan, view: ProgressView) -> None:
-    """Show the progress of a plan until cancelled, or until it is done. Raises nothing of a broker."""
-    trouble = ""
-    with view:
-        while True:
-            try:
-                async with connect_admin(connection_config(settings)) as admin:
-                    while True:
-                        committed = await admin.list_group_offsets(history_group(plan.group))
-                        done = plan.done(committed)
-                        view.show(done, anyio.current_time())
-                        if sum(done.values()) >= plan.offsets:
-                            return
-                        await anyio.sleep(_INTERVAL)
-            except ConsumerError as error:
-                if str(error) != trouble:
-                    trouble = str(error)
-                    _log.warning("progress unknown, trying again", reason=trouble)
-                await anyio.sleep(_INTERVAL)
-
-
 async def hand_over(settings: Settings, plan: BackfillPlan) -> None:
     """Commit for the group of the present what is remembered at the end of a history that is done.
 
@@ -223,22 +199,26 @@ def spark_bounds(prepared: PreparedPlan) -> SourceBounds:
     )
 
 
-async def beside(work: Awaitable[T], watch: Callable[[], Coroutine[Any, Any, None]]) -> T:
-    """Await `work`, with `watch` beside it until it has seen the end; return the result of `work`."""
+def _watch(settings: Settings) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Return what logs the progress of the backfill of `settings.group`."""
+    return BackfillWatch(connection_config(settings), settings.group, log_progress).run
+
+
+async def beside(work: Awaitable[T], settings: Settings) -> T:
+    """Await `work`, and log the progress of the backfill meanwhile; return the result of `work`."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch)
+        tasks.start_soon(_watch(settings))
         result = await work
-        tasks.cancel_scope.deadline = anyio.current_time() + 2 * _INTERVAL
+        tasks.cancel_scope.cancel()
     return result
 
 
 @contextmanager
-def watching(watch: Callable[[], Coroutine[Any, Any, None]]) -> Iterator[None]:
-    """Run `watch` in a thread beside the block, until it has seen the end."""
+def watching(settings: Settings) -> Iterator[None]:
+    """Log the progress of the backfill from a thread beside the block."""
     with start_blocking_portal() as portal:
-        seen = portal.start_task_soon(watch)
+        seen = portal.start_task_soon(_watch(settings))
         try:
             yield
         finally:
-            wait([seen], timeout=2 * _INTERVAL)
             seen.cancel()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class GroupCommits(Protocol):
-    """Of `Admin`: the commits of groups that this process is no member of."""
+    """Reads and sets the commits of groups that this process is no member of; `Admin` does."""
 
     async def list_group_offsets(self, group: str) -> dict[TopicPartition, CommitOffset]: ...
 

@@ -55,10 +55,10 @@ _log = structlog.get_logger(__name__)
 
 _PROBE_TIMEOUT = 5.0  # seconds, for each address
 _TOPIC_TIMEOUT = 5.0  # seconds until a broker knows a topic that was created by another one
-_SIMILAR = 0.7  # from 0 to 1, as in difflib
+_SIMILAR = 0.7  # the least ratio of similar names, see difflib
 _RETRY_AFTER = 0.2  # seconds
 _DROP_TIMEOUT = 1.0  # seconds
-_STOP_SHARE = 0.6  # of the time to disconnect; the rest is for leaving another way
+_STOP_SHARE = 0.6  # the part of the time to disconnect that an orderly stop has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +349,9 @@ def _reason(error: OSError | KafkaError, config: ConnectionConfig) -> str:
     encrypted = "SSL" in config.security_protocol
     if isinstance(error, SSLError):
         return f"TLS fails ({error.reason or error}); see security.protocol and security.ssl_*"
-    closed = isinstance(error, KafkaConnectionError) and config.oauth is None  # else: no token
+    closed = (
+        isinstance(error, KafkaConnectionError) and config.oauth is None
+    )  # with OAuth it means: no token
     if closed or isinstance(error, ConnectionResetError):
         other = "require TLS, or a user and a password; see security.protocol"
         if encrypted:

@@ -36,8 +36,8 @@ class FetchSession:
     def __init__(self, replaces: int = 0) -> None:
         self.positions: dict[TopicPartition, int] = {}
         self._answered = 0.0
-        self._new: set[TopicPartition] = set()  # of the request under way
-        self._left: dict[TopicPartition, float] = {}  # when those that it has no more were answered
+        self._new: set[TopicPartition] = set()  # partitions that the request under way names first
+        self._left: dict[TopicPartition, float] = {}  # last answers of partitions that left
         self._request: FetchRequest | None = None
         self.session_id = replaces
         self._epoch = _FULL

@@ -160,7 +160,9 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         self._start_offsets: dict[TopicPartition, int] = {}
         self._resumed_at = 0.0
         self._sessions: dict[int, FetchSession] = {}
-        self._requests: dict[int, Any] = {}  # of each node: the next one, too, if nothing changes
+        self._requests: dict[
+            int, Any
+        ] = {}  # by node: the last one, sent again while nothing changes
         self._woken: asyncio.Future[None] | None = None
         self._led: tuple[object, object, frozenset[int]] | None = None
         self._fetch_task.add_done_callback(lambda _: self.wake())
@@ -297,7 +299,7 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
     def _get_actions_per_node(self, assignment: Any) -> Any:
         """Return what to ask of which node now. Looks at all partitions, but only where something changed."""
         woken, self._woken = self._woken, self._wait_consume_future
-        if woken is None or woken.done():  # by a poll, a pause, a seek
+        if woken is None or woken.done():  # a poll, a pause or a seek has woken the routine
             self._requests.clear()
         free = self._leaders(assignment) - self._in_flight
         if self._suspended or not (free or self._preferred_read_replica):

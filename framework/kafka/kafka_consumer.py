@@ -81,12 +81,14 @@ class KafkaConsumer:
         self._on_skip = on_skip
         self._start_positions = StartPositions(frozenset(), frozenset())
         self._consumer: Any = None
-        self._options: dict[str, Any] | None = None  # with the certificates of the start
+        self._options: dict[str, Any] | None = (
+            None  # the certificates are those that were read at the start
+        )
         # aiokafka keeps an assignor's state in its class: so make one class for each consumer.
         self._assignor: Any = type("StickyAssignor", (StickyPartitionAssignor,), {})
         self._fetcher: BatchFetcher | None = None
         self._membership = Membership()
-        self._partitions: frozenset[TopicPartition] = frozenset()  # as of `_membership`
+        self._partitions: frozenset[TopicPartition] = frozenset()  # the assignment of `_membership`
         self._failure: Exception | None = None
         self._stopped = False
         self._looked_up = -math.inf  # when the ends were
@@ -160,7 +162,7 @@ class KafkaConsumer:
         else:
             await self._find_topics(consumer._client)
         self._start_positions = await StartPositions.look_up(consumer, config)
-        await consumer._fetcher.close()  # without a subscription it has fetched nothing
+        await consumer._fetcher.close()  # it has fetched nothing yet: there is no subscription
         decoder = BatchDecoder(read_committed=config.isolation_level == "read_committed")
         self._fetcher = BatchFetcher(consumer._fetcher, decoder, config.auto_offset_reset)
         consumer._fetcher = self._fetcher

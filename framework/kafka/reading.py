@@ -107,7 +107,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class RecordSelection:
-    """Which records of a topic are read.
+    """Says which records of a topic are read.
 
     Attributes:
         last: at most so many offsets at the end of each partition; None: all.
@@ -173,7 +173,7 @@ async def read_topic(
                 if batch.last + 1 >= behind.get(partition, 0):
                     behind.pop(partition, None)
             await progress.refuse_changes(topic)
-            if not batches:  # else others have come while the caller had these
+            if not batches:  # others may have come while the caller had the last ones
                 with anyio.move_on_after(_LOOK):
                     await fetcher.wait()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TIMEOUT: Final = 15.0  # seconds until there is a token
-_SHARE: Final = 0.8  # of a token's lifetime
+_SHARE: Final = 0.8  # the part of its lifetime for which a token is kept
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 

@@ -37,8 +37,8 @@ class ObjectVersions:
     def __init__(self, keep: float) -> None:
         self.horizon = Horizon(keep)
         self._versions: dict[Any, list[tuple[Stamp, Any]]] = {}
-        self._count = 0  # of versions
-        self._rows = 0  # of keys whose last version is a row
+        self._count = 0  # versions
+        self._rows = 0  # keys whose last version is a row
         self._new = 0
         self._is_live = False
 

@@ -151,7 +151,7 @@ class QueryLookup(TableSource):
             if self._type.is_pydantic:
                 return [cls.model_validate(row) for row in rows]
             return msgspec.convert(rows, list[cls])
-        except ValueError as error:  # as both libraries' errors are
+        except ValueError as error:  # both libraries raise subclasses
             raise StrategyError(f"Lookup.query: a row is no {cls.__name__}: {error}") from error
 
     def __str__(self) -> str:

@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 _TIME: Final = b"event_time"  # in the metadata of a saved memory
 _MARKS_BEFORE: Final = b"marks"
-_MARKS: Final = 64  # of the event time, within a `within`
+_MARKS: Final = 64  # marks of the event time for each `within`
 _MOST_MARKS: Final = 4096
 _SAMPLE_EVERY: Final = 60.0  # seconds
 

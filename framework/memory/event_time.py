@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..record import Batch
 
 NO_TIME: Final = -(2**62)
-"""Of a row without a time, or with one that its record cannot have."""
+"""The time of a row that has none, or has one that its record cannot have."""
 
 
 def require_time(owner: str, name: str, kind: pa.DataType) -> None:

@@ -41,9 +41,10 @@ _pa: Any = pa
 _TIME, _OFFSET, _LEVEL = "kmr time", "kmr offset", "kmr level"
 _ROWS: Final = "rows"
 _MOST_GROUPS: Final = 2**62
-_PER_ROW: Final = 8  # bytes: its part
+_PER_ROW: Final = 8  # bytes of the number of its part
 _FEW: Final = 65_536
-"""So many rows are arranged after each batch; more of them when a quarter is new, or after some seconds."""
+"""Up to so many rows are arranged after each batch. More rows are arranged when a quarter of them is new, or
+after some seconds."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class SessionState(WindowState):
         self._rows: list[pa.Table] = []
         self._none: pa.Table | None = None  # the columns of rows
         self._arranged: _Parts | None = None
-        self._bound: int | None = None  # no session closes before
+        self._bound: int | None = None  # the earliest time at which a session may close
         self._newest = 0
         self._new = 0  # rows that came since the last arrangement
 

@@ -57,7 +57,7 @@ class Aggregates:
         self._columns = dict(columns)
         # Values that become one number or value: a column for each part of an aggregate.
         self._merged = _Folded(self._keys, {**self._merges(), _ROW: "min"})
-        self._rows = 0  # that were added
+        self._rows = 0  # rows added so far
         # Values that are kept: a table for each aggregate, of the distinct ones, of buckets or of all.
         self._tall: dict[str, _Folded] = {}
         for name, (source, function) in columns.items():

@@ -80,7 +80,7 @@ class WindowState:
         self._read_to = closed.read_to
         self.closed_to = self.level = closed.closed_to
         self._type: pa.DataType | None = None
-        self._schema: pa.Schema | None = None  # of the columns that are used, as checked
+        self._schema: pa.Schema | None = None  # the columns that `take` has checked
         self._emitted_to = closed.read_to if closed.emitted_to is None else closed.emitted_to
         self._begin()
 

@@ -1,4 +1,4 @@
-"""The progress of the backfill beside a live worker: the committed offsets of its group say it."""
+"""The progress of a backfill: the committed offsets of its group say it, to `kmr backfill` and to workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import structlog
 
-from ..config.schema import SECONDS, show_quantity
 from ..delivery.announcement import history_group, history_of, read_up_to
 from ..errors import ConsumerError
 from ..kafka.admin import NotAllowed, connect_admin
@@ -18,17 +17,17 @@ from ..service.deadline import shield
 from .status import BackfillPartition, BackfillStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ..kafka.connection import ConnectionConfig
     from ..kafka.consumer import CommitOffset
     from ..record import TopicPartition
-    from .metrics import Metrics
 
 _log = structlog.get_logger(__name__)
 
 _WINDOW: Final = 60.0  # seconds, of which the rate is
 _INTERVAL: Final = 10.0  # seconds between looks
+_MOST: Final = 16  # partitions in a line of the log
 
 
 class Pace:
@@ -67,27 +66,24 @@ class Pace:
         left = self.total - self.done
         return left / self.rate if self.rate else (math.inf if left else 0.0)
 
-    def __str__(self) -> str:
-        left = (
-            "?"
-            if math.isinf(self.seconds_left)
-            else show_quantity(round(self.seconds_left), SECONDS)
-        )
-        return f"{self.rate:,.0f} records/s, {left} left"
-
 
 class BackfillWatch:
     """Follows the backfill of a group until it is done.
+
+    Args:
+        note: called with each new status.
 
     Attributes:
         status: None as long as no backfill is known.
     """
 
-    def __init__(self, config: ConnectionConfig, group: str, metrics: Metrics) -> None:
+    def __init__(
+        self, config: ConnectionConfig, group: str, note: Callable[[BackfillStatus], None]
+    ) -> None:
         self.status: BackfillStatus | None = None
         self._config = config
         self._group = history_group(group)
-        self._metrics = metrics
+        self._report = note
         self._pace: Pace | None = None
 
     async def run(self) -> None:
@@ -130,5 +126,23 @@ class BackfillWatch:
             None if math.isinf(left) else left,
             tuple(parts),
         )
-        self._metrics.observe_backfill(self.status)
+        self._report(self.status)
         return done < total
+
+
+def log_progress(status: BackfillStatus) -> None:
+    """Log how far a backfill is, and the partitions with the most left."""
+    left = sorted(status.partitions, key=lambda each: each.done - each.offsets)
+    seconds = status.seconds_left
+    _log.info(
+        "backfill",
+        done=status.done,
+        of=status.offsets,
+        records_per_second=round(status.rate),
+        seconds_left=None if seconds is None else round(seconds),
+        records_left={
+            f"{each.topic}-{each.partition}": each.offsets - each.done
+            for each in left[:_MOST]
+            if each.offsets > each.done
+        },
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -28,6 +29,11 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
+ok = partial(Finding, "ok")
+warning = partial(Finding, "warning")
+problem = partial(Finding, "problem")
+
+
 def compare_clocks(subject: str, theirs: float, before: float, after: float) -> Finding:
     """Compare the clock of a server with ours.
 
@@ -38,10 +44,9 @@ def compare_clocks(subject: str, theirs: float, before: float, after: float) -> 
     """
     apart = max(before - theirs, theirs - after, 0.0)
     if apart < _CLOCKS_APART:
-        return Finding("ok", subject, "its clock agrees with ours")
+        return ok(subject, "its clock agrees with ours")
     direction = "behind" if theirs < before else "ahead of"
-    return Finding(
-        "warning",
+    return warning(
         subject,
         f"its clock is {apart:.0f} s {direction} ours: ages of records, lags and TTLs are wrong by that",
         "let both machines synchronise their clocks (NTP)",

@@ -75,7 +75,7 @@ class HttpServer:
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         config.load()
-        config.ssl = self._tls  # its own settings are names of files
+        config.ssl = self._tls  # uvicorn's settings take names of files
         server = _Server(config)
         async with AsyncExitStack() as stack:
             stack.callback(listener.close)

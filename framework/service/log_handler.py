@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _PATIENCE: Final = 1.0
 """Seconds that a reader may need for a full pipe, before lines are left out."""
-_PIECE: Final = select.PIPE_BUF  # bytes that a pipe takes at once if it takes any
+_PIECE: Final = select.PIPE_BUF  # a pipe takes so many bytes whole, or none of them
 
 
 class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]

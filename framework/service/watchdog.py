@@ -102,7 +102,7 @@ def watch(seconds: float, ending: Collection[signal.Signals], *, once: bool = Fa
     os.set_blocking(_signals, False)
     with tempfile.TemporaryFile() as file:
         _note = os.dup(file.fileno())
-    signal.signal(ABANDON, lambda *_: None)  # else it is not written to the pipe
+    signal.signal(ABANDON, lambda *_: None)  # only handled signals are written to the pipe
     same = math.inf if once else SAME_SIGNAL
     grace = min(_GRACE, seconds / 10) if once else _GRACE
     numbers = (seconds, grace, same, _note, *map(int, (ABANDON, _STACKS, _EXIT, *ending)))

@@ -124,7 +124,9 @@ class ModelConnection(ClickHouseConnection):
 
         def effect() -> None:
             sent = pa.ipc.open_stream(block).read_all()
-            if rows is None or rows.shared != token:  # else any of the ranges that share it, or all
+            if (
+                rows is None or rows.shared != token
+            ):  # a shared token stands for any of its ranges, or all
                 checks.same(token.partition("/again-")[0], repr(sent.to_pydict()).encode())
             known = [name for name in OFFSET_COLUMNS if name in sent.column_names]
             if model.insert(token, sent.select(known).to_pylist()) and rows is not None:

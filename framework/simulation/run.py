@@ -48,7 +48,7 @@ _RECOVERY: Final = 120.0
 _LOOK: Final = 0.5
 _SHUTDOWN: Final = 20.0
 _ENOUGH: Final = 64 * 1024 * 1024
-_LEAST: Final = 1024  # of `inflight_bytes`: one fetch
+_LEAST: Final = 1024  # the least `inflight_bytes`: one fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +379,7 @@ def run_schedule(
     """
     loop = SimulationLoop()
     chance = random.getstate()
-    random.seed(schedule.seed)  # of the backoff of retries
+    random.seed(schedule.seed)  # decides the backoff of retries
     try:
         with without_threads(), ids_from(random.Random(schedule.seed)):  # noqa: S311  repeatable
             simulation = _Simulation(

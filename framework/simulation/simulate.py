@@ -250,7 +250,7 @@ def simulate(
 
     def run() -> Simulated | str:
         with garbage_is_silent():
-            return search()  # what its variables hold is garbage before the last collection
+            return search()  # a function: its variables are garbage before the last collection
 
     # In a thread of its own, so that tests with a running event loop can call it too.
     with ThreadPoolExecutor(1) as pool:

@@ -322,7 +322,7 @@ class ModelWriter(Collecting, Sink):
         self._target: Target = target
 
     def __deepcopy__(self, memo: object) -> Self:
-        return copy.copy(self)  # its stage resets it
+        return copy.copy(self)  # the stage resets the copy
 
     async def flush(self, write: Write = NEW) -> None:
         models, member, rows = self._models, current_member(), self.rows

@@ -235,7 +235,7 @@ class ModelTransactionalWriter(Collecting, Sink):
         self._models = models
 
     def __deepcopy__(self, memo: object) -> Self:
-        return copy.copy(self)  # its stage resets it
+        return copy.copy(self)  # the stage resets the copy
 
     def transactions(self, context: Context) -> Transactions:
         return ModelTransactions(self._models, context)

@@ -224,7 +224,7 @@ class World:
             self.later(under_way, request.fail, "the connection is lost")
             under_way = request.seconds
         elif target == "commit":
-            # Those of one connection arrive in the order in which they were sent.
+            # Commits of one connection arrive in the order in which they were sent.
             member.last_commit = max(self.loop.now + under_way, member.last_commit + 1e-6)
             under_way = member.last_commit - self.loop.now
         self.later(under_way, request.arrive)

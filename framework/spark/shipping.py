@@ -76,7 +76,7 @@ def strategy_modules(strategy: Strategy) -> dict[str, Path]:
             continue
         path = Path(file).resolve()
         if not path.is_file():
-            continue  # in an archive: --py-files brought it, to executors too
+            continue  # in an archive, which --py-files has sent to executors
         for root in roots:
             if path.is_relative_to(root) and _root(module) == root:
                 found[path.relative_to(root).as_posix()] = path

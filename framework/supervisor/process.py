@@ -48,7 +48,7 @@ _LAST_WORDS_TIMEOUT: Final = 1.0  # seconds
 _READ_BYTES: Final = 64 * 1024
 _spawning: Final = anyio.Lock()  # each of them blocks a signal meanwhile
 _LONGEST_MESSAGE: Final = 64 * 1024 * 1024  # bytes: metrics of thousands of partitions
-_TURNS_TO_READ: Final = 3  # of the event loop; then it has read all bytes that have arrived
+_TURNS_TO_READ: Final = 3  # turns of the event loop in which it reads all bytes that have arrived
 
 
 class WorkerProcess:
@@ -128,7 +128,7 @@ class WorkerProcess:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._listen, serve)
                     self.code = await self._process.wait()
-                    # What it said last may be read only now. A process that it has left behind may hold
+                    # Its last words may still be unread. A process that it has left behind may hold
                     # the socket.
                     tasks.cancel_scope.deadline = anyio.current_time() + _LAST_WORDS_TIMEOUT
                 for _ in range(_TURNS_TO_READ):

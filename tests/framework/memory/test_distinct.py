@@ -278,7 +278,7 @@ async def test_the_worker_ends_when_half_of_the_budget_is_remembered(clock: Virt
     message = str(worker.failure)
     assert "more than half of inflight_bytes (1.0 MB)" in message
     assert "t-0 with" in message
-    assert "at the event time 2026-01-01T00:00:00+00:00" in message
+    assert "at the event time 2026-01-01T00:00:00.000Z" in message
 
 
 def refused(**arguments: Any) -> str:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import anyio
+import pytest
 from prometheus_client import generate_latest
+from structlog.testing import capture_logs
 
 from kmr.delivery.announcement import BackfillRange, Generation
 from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import ConnectionConfig
 from kmr.kafka.consumer import CommitOffset
 from kmr.observe import backfill
-from kmr.observe.backfill import BackfillWatch
+from kmr.observe.backfill import BackfillWatch, Pace, log_progress
 from kmr.observe.metrics import Metrics
 from kmr.observe.status import BackfillPartition, BackfillStatus
 from kmr.record import TopicPartition
 
 if TYPE_CHECKING:
-    import pytest
-
     from kmr.broker import Broker
     from tests.framework.conftest import CreateTopic, Produce
 
@@ -47,7 +48,7 @@ async def test_the_commits_of_the_other_group_are_the_progress(
 
     metrics = Metrics()
     config = ConnectionConfig(bootstrap_servers=broker.bootstrap_servers)
-    watch = BackfillWatch(config, "g", metrics)
+    watch = BackfillWatch(config, "g", metrics.observe_backfill)
     await watch.run()  # there is none: it returns
     assert status(watch) is None
     await commit(2, 5)
@@ -79,8 +80,33 @@ async def test_a_broker_that_does_not_answer_is_asked_again(
 ) -> None:
     monkeypatch.setattr(backfill, "_INTERVAL", 0.05)
     config = ConnectionConfig(bootstrap_servers="127.0.0.1:1", request_timeout=0.2)
-    watch = BackfillWatch(config, "g", Metrics())
+    watch = BackfillWatch(config, "g", backfill.log_progress)
     with anyio.move_on_after(1) as scope:
         await watch.run()
     assert scope.cancelled_caught
     assert watch.status is None
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    pace = Pace(10_000)
+    assert math.isinf(pace.seconds_left)
+    for second in range(121):
+        pace.note(second * (10 if second <= 60 else 20) - (0 if second <= 60 else 600), second)
+    assert pace.done == 1800
+    assert pace.rate == pytest.approx(20)
+    assert pace.seconds_left == pytest.approx(410)
+
+
+def test_a_line_of_the_log_names_the_partitions_with_the_most_left_and_none_that_is_done() -> None:
+    parts = tuple(
+        BackfillPartition("t", at, 100, (100, 50)[at] if at < 2 else 0) for at in range(20)
+    )
+    with capture_logs() as logs:
+        log_progress(BackfillStatus("g.backfill", 2000, 150, 12.4, None, parts))
+    (line,) = logs
+    assert (line["done"], line["of"], line["records_per_second"]) == (150, 2000, 12)
+    assert next(iter(line["records_left"].items())) == ("t-2", 100)
+    assert len(line["records_left"]) == 16
+    with capture_logs() as logs:
+        log_progress(BackfillStatus("g.backfill", 100, 100, 0.0, 0.0, parts[:1]))
+    assert logs[0]["records_left"] == {}
