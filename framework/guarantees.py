@@ -2,6 +2,9 @@
 
 Exactly once by announcements and at most once write the ranges of a partition in order, from the watermark
 on. Exactly once by transactions writes all partitions together. At least once settles what is written.
+
+The rows of windows that close settle the records below the first one of a window that stays open. What else
+was read is committed as `Closed`: up to which offset, and which windows are closed.
 """
 
 from __future__ import annotations
@@ -13,8 +16,16 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import structs
 
-from .delivery.announcement import Announcement, JoinedAnnouncement, token_of
+from .delivery.announcement import (
+    NOTHING_CLOSED,
+    Announcement,
+    Closed,
+    JoinedAnnouncement,
+    WindowAnnouncement,
+    token_of,
+)
 from .errors import CommitRefused, ConsumerError, UnexpectedDuplicate
+from .memory.window_rows import WindowRows
 from .reducers.flushing import FlushOutcome
 from .reducers.reducer import Retry
 from .reducers.sink import NEW, Sink, Write, capabilities_of
@@ -300,3 +311,110 @@ def _may_join(buffer: Buffer) -> bool:
 
 def _refused(reason: str) -> Retry:
     return Retry(reason, after=_COMMIT_RETRY, may_double=False)
+
+
+def _window_rows(buffer: Buffer) -> list[WindowRows]:
+    return [rows for rows in buffer.held if isinstance(rows, WindowRows)]
+
+
+def _close_windows(
+    buffer: Buffer, committer: Committer, partition: TopicPartition
+) -> tuple[Range, ...]:
+    """Note what is closed now; return what that settles."""
+    last = _window_rows(buffer)[-1]
+    closed_to = 0 if last.closes is None else last.closes[1]
+    # After a restart, rows may close windows before all is read again that was read before it.
+    known = committer.closed(partition) or NOTHING_CLOSED
+    read_to = max(last.read_to, known.read_to)
+    committer.close_windows(partition, Closed(read_to, closed_to, last.definition, last.level))
+    return tuple(r for rows in _window_rows(buffer) for r in rows.settles)
+
+
+def _is_read(
+    ledgers: Ledgers, partition: TopicPartition, buffer: Buffer
+) -> Callable[[tuple[Range, ...]], bool]:
+    """Return whether all records that were read are settled, but for those of the windows."""
+    read_to = _window_rows(buffer)[-1].read_to
+
+    def is_read(ranges: tuple[Range, ...]) -> bool:
+        ledger = ledgers.get(partition)
+        if ledger is None or not ledgers.is_current(ranges):
+            return True
+        return (ledger.watermark_with(ranges) or 0) > read_to
+
+    return is_read
+
+
+def _tell(buffer: Buffer) -> None:
+    for rows in _window_rows(buffer):
+        rows.done.set()
+
+
+@dataclass(slots=True)
+class WindowsAtLeastOnce(AfterErrors):
+    """Settles records when the rows of their windows are written, and failed records before them."""
+
+    committer: Committer
+    partition: TopicPartition
+
+    async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
+        await self._wait(buffer, _is_read(self.ledgers, self.partition, buffer))
+        async with self._begun(buffer) as has_rows:
+            if not has_rows:
+                return None
+            outcome = await write()
+            self.ledgers.settle(_close_windows(buffer, self.committer, self.partition))
+        _tell(buffer)
+        return outcome
+
+
+@dataclass(slots=True)
+class WindowsExactlyOnce(ExactlyOnce):
+    """Announces the rows of windows with the offsets and the times that close them, then writes them.
+
+    The next owner of the partition reads from the first to the last of these offsets again, closes the
+    windows between both times, and so writes the same rows with the same token.
+    """
+
+    async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
+        await self._wait(buffer, _is_read(self.ledgers, self.partition, buffer))
+        if buffer.rows or (self.replayed is not None and buffer.ranges()):
+            outcome = await ExactlyOnce.deliver(self, buffer, write)
+        else:
+            outcome = await self._mark(buffer)
+        _tell(buffer)
+        return outcome
+
+    async def _mark(self, buffer: Buffer) -> FlushOutcome | None:
+        async with self._begun(buffer) as has_rows:
+            if not has_rows:
+                return None
+            outcome = FlushOutcome(None, buffer.ranges(), [])
+            self._settle(buffer, outcome)
+            return outcome
+
+    def _is_next(self, ranges: tuple[Range, ...]) -> bool:
+        """Return True: `deliver` has waited."""
+        return True
+
+    def _announcement(self, ranges: tuple[Range, ...], buffer: Buffer) -> Announcement:
+        if self.replayed is not None:
+            return self.replayed
+        held = _window_rows(buffer)
+        closes = [rows.closes for rows in held if rows.closes is not None]
+        new = self._new(ranges, buffer)
+        fields = structs.asdict(new)
+        fields["last"] = held[-1].read_to
+        fields["token"] += f"/{closes[0][0]}-{closes[-1][1]}"
+        return WindowAnnouncement(
+            **fields,
+            closed_from=closes[0][0],
+            closed_to=closes[-1][1],
+            definition=held[-1].definition,
+            level=held[0].level_before,
+            emitted_to=held[0].emitted_to,
+        )
+
+    def _settle(self, buffer: Buffer, outcome: FlushOutcome) -> None:
+        self.replayed = None
+        self.ledgers.settle(_close_windows(buffer, self.committer, self.partition))

@@ -19,7 +19,14 @@ import anyio
 from .commit import TransactionalCommitter
 from .delivery.announcement import Closed, WindowAnnouncement
 from .errors import StrategyError, no_escape
-from .guarantees import AtLeastOnce, AtMostOnce, ExactlyOnce, Transactional
+from .guarantees import (
+    AtLeastOnce,
+    AtMostOnce,
+    ExactlyOnce,
+    Transactional,
+    WindowsAtLeastOnce,
+    WindowsExactlyOnce,
+)
 from .memory.window import Window
 from .parts import ReducePorts
 from .record import ReplayEnd, Rows
@@ -28,8 +35,7 @@ from .reducers.sink import capabilities_of
 from .reducers.turns import Turns
 from .service.deadline import shield
 from .service.identity import new_id
-from .windowing.guarantees import WindowsAtLeastOnce, WindowsExactlyOnce
-from .windowing.stage import WindowStage
+from .window_stage import WindowStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

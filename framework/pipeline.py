@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .record import TopicPartition
     from .settings import Settings
     from .strategy import Strategy
-    from .windowing.stage import WindowStage
+    from .window_stage import WindowStage
 
 _RESTORE_AT_ONCE: Final = 4  # partitions: each has a connection, and up to two fetches in memory
 

@@ -320,7 +320,7 @@ class Window(Collecting):
     def flush(self) -> pa.Table:
         """Return the rows of all windows of the collected rows, as if all of them closed now.
 
-        A worker does not call it: there, `kmr.windowing.stage` runs windows. A test of a strategy does.
+        A worker does not call it: there, `kmr.window_stage` runs windows. A test of a strategy does.
         """
         states: dict[TopicPartition, WindowState] = {}
         refusals = []

@@ -50,7 +50,6 @@ WITHOUT_BEHAVIOUR: Final = {
     "broker/errors.py",
     "broker/log/results.py",
     "framework/kafka/consumer.py",
-    "framework/parts.py",
 }
 """Modules of types alone: the tests of those that use them are theirs too."""
 
@@ -61,7 +60,6 @@ TESTED_AS_A_WHOLE: Final = (
     "framework/memory",
     "framework/simulation",
     "framework/values/debezium",
-    "framework/windowing",
 )
 """Rooms that are entered by one function or class, and so are they tested: their modules do nothing alone."""
 

@@ -9,15 +9,15 @@ import anyio
 import pyarrow as pa
 import structlog
 
-from ..config.schema import BYTES, show_quantity
-from ..delivery.ranges import merge_ranges, subtract_ranges
-from ..errors import StateTooLarge, no_escape
-from ..memory.window import MICROS
-from ..memory.window_letters import letters_of, split_late
-from ..observe.status import StageStatus
-from ..observe.waits import Waiting
-from ..record import ReplayEnd, Rows
-from .guarantees import WindowRows
+from .config.schema import BYTES, show_quantity
+from .delivery.ranges import merge_ranges, subtract_ranges
+from .errors import StateTooLarge, no_escape
+from .memory.window import MICROS
+from .memory.window_letters import letters_of, split_late
+from .memory.window_rows import WindowRows
+from .observe.status import StageStatus
+from .observe.waits import Waiting
+from .record import ReplayEnd, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..delivery.announcement import Closed, WindowAnnouncement
-    from ..memory.window import Window
-    from ..parts import ReducePorts, SharedParts
-    from ..record import Range, TopicPartition
-    from ..reducers.reducer import Context
+    from .delivery.announcement import Closed, WindowAnnouncement
+    from .memory.window import Window
+    from .parts import ReducePorts, SharedParts
+    from .record import Range, TopicPartition
+    from .reducers.reducer import Context
 
 _log = structlog.get_logger(__name__)
 

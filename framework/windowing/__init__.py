@@ -1,1 +1,0 @@
-"""Windows in a worker: the stage that keeps them open, and the guarantees of their rows."""
