@@ -222,7 +222,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "the end of a replayed range is not passed on": Mutation(
         "reduce.py",
-        "await self._out.send(ReplayEnd())",
+        "await self._ports.out.send(ReplayEnd())",
         "pass",
         of=_ANNOUNCED,
     ),
@@ -238,7 +238,9 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "map.py", "ranges = subtract_ranges(ranges, rows.ranges)", "pass"
     ),
     "failed records are not sent to the error stage": Mutation(
-        "map.py", "await self._errors.send(records, stage, is_limited=stage == MAP_STAGE)", "pass"
+        "map.py",
+        "await self._ports.errors.send(records, stage, is_limited=stage == MAP_STAGE)",
+        "pass",
     ),
     "filtered records are not settled": Mutation("map.py", "self._ledgers.settle(ranges)", "pass"),
     "rows that are mapped with those of others are not counted as mapped": Mutation(
@@ -249,7 +251,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "the map does not say where a replayed range ends": Mutation(
         "map.py",
-        "await self._out.send(ReplayEnd())",
+        "await self._ports.out.send(ReplayEnd())",
         "pass",
         of=_ANNOUNCED,
     ),
@@ -259,7 +261,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "if True:",
         of=_ANNOUNCED,
     ),
-    "a paused partition is not resumed": Mutation("map.py", "self._on_taken()", "pass"),
+    "a paused partition is not resumed": Mutation("map.py", "self._ports.on_taken()", "pass"),
     "a drain keeps records whose map has not begun": Mutation(
         "map.py", "self._ledgers.give_back(self._ledger, self._mapped_to)", "pass"
     ),
