@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kmr import Collect, Record, Strategy
 from kmr.mapping.functions import apply
 from kmr.mapping.sink_types import hidden_values
-from kmr.pipeline import context_of
+from kmr.parts import context_of
 from kmr.settings import Settings
 from kmr.sinks import ParquetWriter
 from kmr.testing import batch_of
