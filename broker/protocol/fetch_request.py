@@ -38,6 +38,7 @@ _PARTITION_V4 = Struct(">iqi")
 _PARTITION_V5 = Struct(">iq8xi")
 _PARTITION_V9 = Struct(">iiq8xi")
 _PARTITION_V12 = Struct(">iiq12xiB")  # and the number of tagged fields
+_INDEX_BYTES = _EPOCH_BYTES = 4
 _NO_EPOCH = -1
 _MOST_REMEMBERED_BYTES = 1024  # of a request without its partitions
 
@@ -87,6 +88,9 @@ class FetchReader:
     """Reads the requests of one client.
 
     It remembers the last request of one topic: a consumer repeats it again and again, with other offsets.
+
+    Attributes:
+        offset_at: where the offset is in the last request, if it is of one partition and small, else 0.
     """
 
     def __init__(self, version: int, max_elements: int = MAX_ELEMENTS) -> None:
@@ -95,6 +99,10 @@ class FetchReader:
         self._compact = version >= _FIRST_COMPACT
         self._layout = _layout(version)
         self._shape: _Shape | None = None
+        self._before_offset = _INDEX_BYTES + (
+            _EPOCH_BYTES if version >= _FIRST_WITH_LEADER_EPOCHS else 0
+        )
+        self.offset_at = 0
 
     def read(self, body: memoryview) -> FetchFrame:
         """Read a request; raise MalformedRequest, TooManyElements for more than `max_elements`."""
@@ -110,7 +118,7 @@ class FetchReader:
         except error:
             raise MalformedRequest(f"a Fetch request of {len(body)} bytes has no head") from None
         head = (wait_ms, least, most, isolation, session_id, session_epoch)
-        shape = self._shape
+        shape, self.offset_at = self._shape, 0
         if (
             shape is not None
             and len(body) == shape.size
@@ -119,6 +127,7 @@ class FetchReader:
         ):
             partitions = self._untagged(body[shape.start : shape.end])
             if partitions is not None:
+                self._note_offset(shape.start, partitions)
                 return FetchFrame(*head, [(shape.topic, partitions)], [])
         return FetchFrame(*head, *self._read_topics(body, at))
 
@@ -155,7 +164,12 @@ class FetchReader:
         ):
             before, after = bytes(body[at:start]), bytes(body[end:])
             self._shape = _Shape(len(body), before, start, end, after, topics[0][0])
+            self._note_offset(start, topics[0][1])
         return topics, forgotten
+
+    def _note_offset(self, start: int, partitions: list[FetchPartition]) -> None:
+        if len(partitions) == 1:
+            self.offset_at = start + self._before_offset
 
     def _read_partitions(
         self, body: memoryview, cursor: Cursor, count: int

@@ -40,6 +40,7 @@ from ...turns import in_turns
 from ..api import LEADER_EPOCH, SMALL_BYTES, RawApi, Reply, read_error
 from .fetch_sessions import Resting, are_resting
 from .long_poll import Lacking, LongPoll
+from .repeated_fetch import FetchTemplate, RepeatedFetch
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 _READER = b"reader"
 _IDLE = b"idle"
+_TEMPLATE = b"template"
 _LEAST_BYTES = 64 * 1024  # of records in a response, while memory is short
 _MANY_PARTITIONS = 10  # to look up costs more than to remember them
 _FIRST_WITH_IDS = 13
@@ -135,6 +137,10 @@ class _Filling:
 def _fetch(context: RequestContext, body: memoryview) -> Reply:
     if len(body) > SMALL_BYTES:
         return Reply(later=_fetch_many(context, bytes(body)))
+    template: FetchTemplate | None = context.remembered.get(_TEMPLATE)
+    repeated = None if template is None else template.repeated(body)
+    if repeated is not None:
+        return _answered(repeated)
     idle: _Idle | None = context.remembered.get(_IDLE)
     if idle is not None and len(idle.body) == len(body) and idle.body == bytes(body):
         fetch = Fetch(context, idle.request, idle)
@@ -142,6 +148,10 @@ def _fetch(context: RequestContext, body: memoryview) -> Reply:
         fetch = Fetch(context, _read(context, body), body=body)
     if fetch.is_large:
         return Reply(later=fetch.answer_in_turns())
+    return _answered(fetch)
+
+
+def _answered(fetch: Fetch | RepeatedFetch) -> Reply:
     answer = fetch.answer_now()
     return Reply(later=LongPoll(fetch, answer).reply) if isinstance(answer, Lacking) else answer
 
@@ -158,7 +168,13 @@ def _read(context: RequestContext, body: memoryview) -> FetchFrame:
     if reader is None:
         reader = FetchReader(context.api_version, context.services.max_elements)
         context.remembered[_READER] = reader
-    return reader.read(body)
+    request = reader.read(body)
+    has_session = (request.session_id, request.session_epoch) != (NO_SESSION, FINAL_EPOCH)
+    if reader.offset_at and not has_session:
+        context.remembered[_TEMPLATE] = FetchTemplate(
+            context, request, body, reader.offset_at, partial(Fetch, context)
+        )
+    return request
 
 
 class Fetch:

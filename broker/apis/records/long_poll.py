@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ...topics.topic import Partition
     from ..api import Reply
     from .fetch import Fetch
+    from .repeated_fetch import RepeatedFetch
 
 
 class Lacking(NamedTuple):
@@ -34,7 +35,7 @@ class LongPoll:
         reply: the future reply; cancel it to end the wait.
     """
 
-    def __init__(self, fetch: Fetch, lacking: Lacking) -> None:
+    def __init__(self, fetch: Fetch | RepeatedFetch, lacking: Lacking) -> None:
         self._fetch = fetch
         self._loop = asyncio.get_running_loop()
         self.reply: asyncio.Future[Reply] = self._loop.create_future()
