@@ -101,7 +101,7 @@ class SharedMap:
     """
 
     def __init__(self, inboxes: MapInboxes, parts: MapParts) -> None:
-        self._executor = parts.executor
+        self._map_parts = parts
         self._inboxes = inboxes
         self._parts = parts.shared
         self.shares: dict[TopicPartition, Share] = {}
@@ -113,7 +113,7 @@ class SharedMap:
 
     def add(self, partition: TopicPartition, stage: MapStage) -> None:
         """Let a stage take part, if its map may."""
-        if self._executor.can_share(stage.spec) and self._parts.metrics.tracing is OFF:
+        if self._map_parts.executor.can_share(stage.spec) and self._parts.metrics.tracing is OFF:
             self.shares[partition] = stage.share = Share(stage)
 
     def remove(self, partition: TopicPartition) -> None:
@@ -172,7 +172,7 @@ class SharedMap:
                     continue
                 items = self._next()
                 if items:
-                    each = _Round(self, items, tasks)
+                    each = _Round(self, self._map_parts, items, tasks)
                     self._running.add(each)
                     tasks.start_soon(each.run)
                     await each.released.wait()
@@ -242,11 +242,14 @@ class _Round:
     """
 
     def __init__(
-        self, shared: SharedMap, items: list[tuple[Share, Batch]], tasks: TaskGroup
+        self,
+        shared: SharedMap,
+        parts: MapParts,
+        items: list[tuple[Share, Batch]],
+        tasks: TaskGroup,
     ) -> None:
         self._shared = shared
-        self._parts = shared._parts  # noqa: SLF001  one class in two
-        self._executor = shared._executor  # noqa: SLF001
+        self._parts, self._executor = parts.shared, parts.executor
         self._items = items
         self._tasks = tasks
         self._scope = anyio.CancelScope()

@@ -7,35 +7,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..record import TopicPartition
     from ..settings import GroupSettings, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions are read: exactly one of the three is set.
+    """Topics, by name or by pattern: exactly one of the two is set.
 
     `topic in subscription` says whether partitions of a topic are read, if it exists.
 
     Attributes:
         topics: all partitions of these topics.
         pattern: all partitions of the topics whose whole name matches.
-        partitions: only these partitions.
     """
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
-    partitions: tuple[TopicPartition, ...] = ()
 
     def __contains__(self, topic: object) -> bool:
         if self.pattern is not None:
             return isinstance(topic, str) and re.fullmatch(self.pattern, topic) is not None
-        return topic in self.topics or any(topic == p.topic for p in self.partitions)
+        return topic in self.topics
 
     def __str__(self) -> str:
         if self.pattern is not None:
             return f"topics that match {self.pattern}"
-        return ", ".join(self.topics or map(str, self.partitions))
+        return ", ".join(self.topics)
 
 
 def subscription_of(settings: Settings | GroupSettings) -> Subscription | None:

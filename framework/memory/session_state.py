@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from ..columns.times import shown_time
 from .window_aggregates import START, joined_rows
-from .window_state import WindowState
+from .window_state import SHOWN, WindowState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,13 +122,13 @@ class SessionState(WindowState):
     def last_end_up_to(self, level: int) -> int:
         return self.last_end if self.last_end <= level else 0
 
-    def largest(self, number: int = 3) -> list[str]:
+    def largest(self) -> list[str]:
         if not self._rows:
             return []
         parts = self._arrange()
         counts = np.bincount(parts.of_row, minlength=len(parts.start))
         found = []
-        for part in np.argsort(-counts, kind="stable")[:number].tolist():
+        for part in np.argsort(-counts, kind="stable")[:SHOWN].tolist():
             row = self._table.slice(int(np.flatnonzero(parts.of_row == part)[0]), 1)
             values = row.select(self._window.by).to_pylist()[0].values()
             group = f" of {', '.join(map(str, values))[:100]}" if self._window.by else ""

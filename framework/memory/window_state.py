@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 _NUMBERS, _FIRSTS, _TIMES, _OF = "state", "open windows", "event times", "aggregates"
 """The names of the tables of `WindowState.saved`."""
 
+SHOWN: Final = 3
+"""Windows that `WindowState.largest` names."""
+
 _PER_WINDOW: Final = 200
 """Bytes of a window beside the aggregates of its groups."""
 
@@ -136,10 +139,10 @@ class WindowState:
         """The level before the first record of the open windows, as far as later readings need it."""
         return 0
 
-    def largest(self, number: int = 3) -> list[str]:
+    def largest(self) -> list[str]:
         """Return the windows with the most groups, in words."""
         groups = sorted(self._aggregates.groups().items(), key=lambda each: -each[1])
-        return [f"{shown_time(start)} with {n:,} groups" for start, n in groups[:number]]
+        return [f"{shown_time(start)} with {n:,} groups" for start, n in groups[:SHOWN]]
 
     def take(self, rows: Rows) -> Taken:
         """Add rows to their windows, and move the event time on.

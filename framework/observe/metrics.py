@@ -56,8 +56,8 @@ class Metrics:
         repeated: how many attempts to flush, and commits, failed and are repeated.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry if registry is not None else _Registry()
+    def __init__(self) -> None:
+        self.registry = _Registry()
         self.tracing: Tracing = OFF
         self.failures = FailureLog()
         self.done = Summary()

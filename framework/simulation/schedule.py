@@ -315,19 +315,21 @@ def read_replay(path: Path) -> Schedule:
     return msgspec.json.decode(path.read_bytes(), type=Schedule)
 
 
-def shrink(schedule: Schedule, breaks: Callable[[Schedule], bool], most: int = 300) -> Schedule:
+_MOST_SPENT: Final = 300  # simulations
+
+
+def shrink(schedule: Schedule, breaks: Callable[[Schedule], bool]) -> Schedule:
     """Remove what is not needed: events by halves, quarters and single ones (delta debugging), then members.
 
     Args:
         breaks: runs a schedule; returns whether it breaks the same rule.
-        most: simulations that may be spent.
     """
     spent = 0
 
     def still(candidate: Schedule) -> bool:
         nonlocal spent
         spent += 1
-        return spent <= most and breaks(candidate)
+        return spent <= _MOST_SPENT and breaks(candidate)
 
     size = len(schedule.events)
     while size >= 1:

@@ -81,7 +81,6 @@ class SparkEngine:
         strategy: the strategy.
         settings: a worker's settings, as far as they apply.
         engine: the settings that only Spark has.
-        metrics: by default in a registry of their own.
         session: the session to run in; by default `run` opens one and stops it at its end.
         bounds: what a backfill reads, with the trigger `available-now`; None: everything.
 
@@ -99,7 +98,6 @@ class SparkEngine:
         settings: Settings,
         engine: EngineSettings,
         *,
-        metrics: Metrics | None = None,
         session: SparkSession | None = None,
         bounds: SourceBounds | None = None,
     ) -> None:
@@ -115,7 +113,7 @@ class SparkEngine:
         self._strategy = strategy
         self._settings = settings
         self._engine = engine
-        self.metrics = metrics or Metrics()
+        self.metrics = Metrics()
         self.metrics.begin(
             settings.group, settings.strategy or "", strategy.stages, settings.topics
         )

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         (Subscription(("a", "b")), ["a", "b"], "a, b"),
         (Subscription(pattern="a|b.*"), ["a", "b", "bc"], "topics that match a|b.*"),
         (Subscription(pattern="(?i)A"), ["a"], "topics that match (?i)A"),
-        (Subscription(partitions=(TopicPartition("ab", 1),)), ["ab"], "ab-1"),
     ],
 )
 def test_a_subscription_has_the_topics_whose_whole_names_match(
