@@ -23,9 +23,8 @@ from ..columns.texts import excerpt
 from ..errors import StrategyError, as_exception, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
 from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
-from ..values.python_columns import convert, to_column, what_fits
+from ..values.python_columns import convert, to_column
 from ..values.schemas import RowType, fields_of, is_row_class
-from .kept import changed
 from .sink_types import hidden_values
 
 if TYPE_CHECKING:
@@ -219,28 +218,38 @@ def _column(
 ) -> pa.Array[Any]:
     """Convert the values of one column; those that do not fit become null, and get a reason in `misfits`."""
     refused: dict[int, str] = {}
-    classes = frozenset(map(type, values)) if kind is None else frozenset()
-    if kind is None and not _CONTAINERS.isdisjoint(classes):
+    if kind is None:
+        column = _undeclared(values, name, refused, misfits, sink_type)
+    else:
+        column = to_column(values, kind, refused)
+    misfits.update({row: f"column {name}: {reason}" for row, reason in refused.items()})
+    return column
+
+
+def _undeclared(
+    values: list[Any],
+    name: str,
+    refused: dict[int, str],
+    misfits: dict[int, str],
+    sink_type: pa.DataType | None,
+) -> pa.Array[Any]:
+    classes = frozenset(map(type, values))
+    if not _CONTAINERS.isdisjoint(classes):
         values = _finite(values, refused)
     if sink_type is not None and (hidden := hidden_values(name, values, sink_type)):
         misfits.update(hidden)
         values = [None if row in hidden else value for row, value in enumerate(values)]
     with suppress(Exception):  # a value may be of any class
-        if kind is None and classes == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}:
+        if classes == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}:
             return to_column(values, _MOMENT, refused)  # four times as fast
-        column = pa.array(values, kind)
-        if kind is not None:
-            refused = changed(values, kind)
-        if not refused and (kind is not None or _are_as_they_were(values, classes, column.type)):
+        column: pa.Array[Any] = pa.array(values)
+        if not refused and _are_as_they_were(values, classes, column.type):
             return column
-    if kind is None:
-        values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
-        kind = _choose_type(values, refused)
-    kept = [None if row in refused else value for row, value in enumerate(values)]
-    refused.update(changed(kept, kind))
-    column = what_fits(values, kind, refused)
-    misfits.update({row: f"column {name}: {reason}" for row, reason in refused.items()})
-    return column
+    values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
+    kind = _choose_type(values, refused)
+    return to_column(
+        [None if row in refused else value for row, value in enumerate(values)], kind, refused
+    )
 
 
 def _finite(values: list[Any], refused: dict[int, str]) -> list[Any]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 from contextlib import suppress
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 
-from ..columns.fitting import fit
-from ..columns.kinds import either, with_leaves
 from ..columns.texts import excerpt
 from ..errors import reason_of
+from .kept import cannot_hold, changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,48 +29,10 @@ def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> 
         if kind == _MOMENT:  # twice as fast
             spans = [None if each is None else each - _EPOCH for each in values]
             return pa.array(spans, pa.duration("us")).view(kind)
-    wide, fine = with_leaves(kind, _wide_float), with_leaves(kind, _wide)
-    if fine != wide and not any(map(_has_number, values)):  # a number of a time is in its unit
-        wide = fine
-    if pa.types.is_date(kind):  # Arrow keeps the day of a datetime
-        for row, each in enumerate(values):
-            if isinstance(each, datetime) and each.time() != time():
-                refused.setdefault(row, f"{kind} cannot hold {excerpt(each)}")
-    if wide != kind:  # Arrow makes infinity of what a narrow float cannot hold, and cuts times
-        cast = fit(to_column(values, wide, refused), kind)
-        wrong = either(cast.bad, cast.cut)
-        for row in () if wrong is None else np.flatnonzero(wrong).tolist():
-            refused.setdefault(row, f"{kind} cannot hold {excerpt(values[row])}")
-        found: pa.Array[Any] = cast.array
-        return found
-    with suppress(Exception):
-        return pa.array(values, kind)
-    return what_fits(values, kind, refused)
-
-
-def _has_number(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_number, value.values()))
-    return isinstance(value, int) or (
-        isinstance(value, list | tuple) and any(map(_has_number, value))
-    )
-
-
-def _wide_float(kind: Any) -> Any:
-    return pa.float64() if pa.types.is_floating(kind) else kind
-
-
-def _wide(kind: Any) -> Any:
-    """Return the widest float for a float, and a time of microseconds, as Python's, for a coarser one."""
-    if getattr(kind, "unit", None) not in ("s", "ms"):
-        return _wide_float(kind)
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
-    return pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")
-
-
-def what_fits(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> pa.Array[Any]:
-    """Convert the values that are not refused; one that does not fit is refused, too, and becomes null."""
+    refused |= changed(values, kind)
+    if not refused:
+        with suppress(Exception):
+            return pa.array(values, kind)
     for _ in convert(
         values, [row for row in range(len(values)) if row not in refused], kind, refused
     ):
@@ -115,4 +75,4 @@ def _reason(value: Any, kind: pa.DataType | None, error: Exception) -> str:
         return f"{name} is no type of a column; {_INSTEAD}"
     if kind is None:
         return f"no type of a column holds {excerpt(value)} ({reason_of(error)}); {_INSTEAD}"
-    return reason_of(error)
+    return cannot_hold(kind, value)

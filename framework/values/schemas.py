@@ -400,16 +400,17 @@ def _arrow_of_map(kind: inspect.DictType, path: str) -> tuple[pa.DataType, Conve
     item, nullable = _without_none(kind.value_type)
     arrow, convert = _arrow(item, f"{path}{{}}")
 
-    def pairs(items: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-        return [
-            (
-                name if key_convert is None else key_convert(name),
-                value if convert is None or value is None else convert(value),
-            )
+    def converted(items: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {
+            name if key_convert is None else key_convert(name): value
+            if convert is None or value is None
+            else convert(value)
             for name, value in items.items()
-        ]
+        }
 
-    return _pa.map_(key, pa.field("value", arrow, nullable=nullable)), pairs
+    return _pa.map_(
+        key, pa.field("value", arrow, nullable=nullable)
+    ), dict if key_convert is convert is None else converted
 
 
 def _arrow_of_struct(

@@ -4,17 +4,20 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from kmr.mapping.functions import apply, map_record
-from kmr.mapping.kept import changed
 from kmr.record import Record
 from kmr.testing import batch_of
+from kmr.values.kept import changed
+from kmr.values.schemas import row_type
 
 OBJECT = pa.struct([("a", pa.int64())])
 NESTED = pa.struct([("of", pa.list_(OBJECT))])
+MAP: Any = pa.map_(pa.string(), pa.int64())
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -33,7 +36,12 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
         (OBJECT, [{"a": 1}, {}, {"a": None}, {"a": 2.0}], [{"a": 0.5}, {"a": 1, "z": 2}]),
         (NESTED, [{"of": [{"a": 1}]}, {"of": []}], [{"of": [{"a": 1, "z": 1}]}]),
         (pa.list_(pa.int64()), [[1], [], [None], (1, 2)], [[2.5], [1, 0.5]]),
-        (pa.map_(pa.string(), pa.int64()), [{"a": None}, {}, [("a", 1)]], [{"a": 0.5}]),
+        (MAP, [{"a": None}, {}, [("a", 1)]], [{"a": 0.5}, [("a", 0.5)]]),
+        (pa.list_(MAP), [[{"a": 1}], []], [[{}, {"a": 0.5}]]),
+        (pa.list_(pa.date32()), [[date(2026, 1, 1), None]], [[None, NOON]]),
+        (pa.struct([("d", pa.date32())]), [{"d": date(2026, 1, 1)}], [{"d": NOON}]),
+        (pa.list_(pa.time64("us")), [[time(1)]], [[time(1, tzinfo=UTC)]]),
+        (pa.list_(pa.timestamp("ms", "UTC")), [[NOON]], [[NOON.replace(microsecond=5)]]),
         (pa.dictionary(pa.int32(), pa.string()), ["a"], []),
     ],
     ids=str,
@@ -53,3 +61,38 @@ def test_a_value_that_a_declared_type_would_change_is_refused_and_those_beside_i
     assert all("column x: " in str(failure.reason) for failure in mapped.failures)
     assert mapped.table is not None
     assert mapped.table.column("x").combine_chunks() == pa.array([*kept, None], kind)
+
+
+class Line(msgspec.Struct):
+    amount: int
+
+
+class Order(msgspec.Struct):
+    amount: int = 1
+    lines: list[Line] = []
+    counts: dict[str, int] = {}
+    days: list[date] = []
+    at: time | None = None
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        (Order(amount=1.5), "field amount: int64 cannot hold 1.5"),  # type: ignore[arg-type]
+        (
+            Order(lines=[Line(1.5)]),
+            "field lines: list<item: struct<amount: int64 not null> not null>",
+        ),  # type: ignore[arg-type]
+        (Order(counts={"a": 1.5}), "field counts: map<string, int64> cannot hold {'a': 1.5}"),  # type: ignore[dict-item]
+        (Order(days=[NOON]), "field days: list<item: date32[day] not null> cannot hold [datetime"),
+        (Order(at=time(1, tzinfo=UTC)), "field at: datetime.time(1, 0, tzinfo="),
+    ],
+)
+def test_a_row_of_a_class_whose_value_its_declared_type_would_change_is_refused(
+    order: Order, reason: str
+) -> None:
+    kept = Order(2, [Line(3)], {"a": 4}, [date(2026, 1, 1)], time(1))
+    columns, refused = row_type(Order).to_columns([kept, order])
+    assert columns.slice(0, 1).to_pylist()[0]["counts"] == [("a", 4)]
+    assert list(refused) == [1]
+    assert refused[1].startswith(reason)

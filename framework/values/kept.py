@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import date, datetime, time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -12,17 +13,15 @@ import pyarrow as pa
 
 from ..columns.casting import Misfit
 from ..columns.fitting import fit
-from ..columns.kinds import either, is_bytes, is_list, is_nested, is_text, rows_where
-from ..columns.reasons import count_values, fields_left_out
+from ..columns.kinds import either, is_bytes, is_list, is_nested, is_text
 from ..columns.texts import excerpt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ..columns.kinds import Mask
+    from collections.abc import Callable, Iterator, Sequence
 
 _types: Any = pa.types
 _FINE: Final = ("us", "ns")
+_LISTS: Final = (list, tuple, set, frozenset, np.ndarray)
 _SAFE: Final[Sequence[tuple[Callable[[Any], bool], tuple[type, ...]]]] = (
     (_types.is_integer, (int,)),
     (_types.is_float64, (float, int)),
@@ -35,13 +34,16 @@ _SAFE: Final[Sequence[tuple[Callable[[Any], bool], tuple[type, ...]]]] = (
 """By type: the classes of values that Arrow converts as they are, or not at all; the usual one first."""
 
 
-def changed(values: list[Any], kind: pa.DataType) -> dict[int, str]:
+def changed(values: list[Any], kind: Any) -> dict[int, str]:
     """Return why values do not fit a type, though Arrow converts them."""
     classes = set(map(type, values)) - {type(None)}
     if any(is_kind(kind) and classes <= set(safe) for is_kind, safe in _SAFE):
         return {}
-    if is_nested(kind) and _are_plain(values, kind):
-        return {}
+    if _types.is_dictionary(kind):
+        return changed(values, kind.value_type)
+    if is_nested(kind):
+        rows = [] if _are_plain(values, kind) else _changed_inside(values, kind)
+        return {row: cannot_hold(kind, values[row]) for row in rows}
     refused = {
         row: f"{excerpt(value)}: a time of day with a zone has no type; return a datetime"
         for row, value in enumerate(values if time in classes else ())
@@ -50,7 +52,7 @@ def changed(values: list[Any], kind: pa.DataType) -> dict[int, str]:
     if datetime in classes and _types.is_date(kind):
         for row, value in enumerate(values):
             if isinstance(value, datetime) and value.time() != time():
-                refused[row] = f"{kind} cannot hold {excerpt(value)}"
+                refused[row] = cannot_hold(kind, value)
     try:
         found = [(0, pa.array(values))]
         if _types.is_temporal(found[0][1].type) and len(classes) > 1:
@@ -60,10 +62,61 @@ def changed(values: list[Any], kind: pa.DataType) -> dict[int, str]:
         found = list(_alone(values))
     for first, array in found:
         if not _keeps(array.type, kind):
-            rows = np.flatnonzero(_misfits(array, kind)) + first
-            reason = f"{kind} cannot hold"
-            refused |= {row: f"{reason} {excerpt(values[row])}" for row in rows.tolist()}
+            rows = (np.flatnonzero(_misfits(array, kind)) + first).tolist()
+            refused |= {row: cannot_hold(kind, values[row]) for row in rows}
     return refused
+
+
+def cannot_hold(kind: pa.DataType, value: object) -> str:
+    """Return the reason why a type does not have a value."""
+    return f"{kind} cannot hold {excerpt(value)}"
+
+
+def _changed_inside(values: list[Any], kind: Any) -> set[int]:
+    """Return the rows of nested values of which a part would change, or be left out."""
+    rows: set[int] = set()
+    for numbers, items, of in _inside(values, kind, rows):
+        rows |= {numbers[at] for at in changed(items, of)}
+    return rows
+
+
+def _inside(
+    values: list[Any], kind: Any, left_out: set[int]
+) -> Iterator[tuple[list[int], list[Any], Any]]:
+    """Yield the parts of nested values with the rows that they are of, and their type.
+
+    Args:
+        left_out: gets the rows of objects with a field that the type lacks.
+    """
+    if _types.is_struct(kind):
+        names = {each.name for each in kind}
+        objects = [(row, each) for row, each in enumerate(values) if isinstance(each, dict)]
+        for row, each in objects:
+            if any(each[name] is not None for name in each.keys() - names):
+                left_out.add(row)
+        for field in kind:
+            yield (
+                [row for row, _ in objects],
+                [each.get(field.name) for _, each in objects],
+                field.type,
+            )
+    elif _types.is_map(kind):
+        found: list[tuple[int, Any, Any]] = []
+        for row, each in enumerate(values):
+            with suppress(TypeError, ValueError):  # no pairs: Arrow refuses them
+                found += [
+                    (row, *pair) for pair in (each.items() if isinstance(each, dict) else each)
+                ]
+        yield [row for row, *_ in found], [key for _, key, _ in found], kind.key_type
+        yield [row for row, *_ in found], [item for *_, item in found], kind.item_type
+    else:
+        lists = [
+            (row, each)
+            for row, several in enumerate(values)
+            if isinstance(several, _LISTS)
+            for each in several
+        ]
+        yield [row for row, _ in lists], [each for _, each in lists], kind.value_type
 
 
 def _are_plain(values: list[Any], kind: pa.DataType) -> bool:
@@ -106,17 +159,6 @@ def _keeps(natural: Any, kind: Any) -> bool:
     """Return whether values of an inferred type are kept, or refused by Arrow itself."""
     if natural == kind or _types.is_null(natural):
         return True
-    if _types.is_dictionary(kind):
-        return _keeps(natural, kind.value_type)
-    if is_list(natural) and is_list(kind):
-        return _keeps(natural.value_type, kind.value_type)
-    if _types.is_struct(natural) and _types.is_struct(kind):
-        return all(
-            (at := kind.get_field_index(each.name)) >= 0 and _keeps(each.type, kind.field(at).type)
-            for each in natural
-        )
-    if _types.is_struct(natural) and _types.is_map(kind):
-        return all(_keeps(each.type, kind.item_type) for each in natural)
     if _types.is_floating(natural):
         return bool(_types.is_float64(kind))
     if _types.is_decimal(natural):
@@ -127,15 +169,12 @@ def _keeps(natural: Any, kind: Any) -> bool:
 
 
 def _misfits(array: Any, kind: Any) -> Any:
-    """Return the rows whose value would change; a field of an object that the type lacks is a change."""
+    """Return the rows whose value would change."""
     try:
         cast = fit(array, kind)
     except Misfit:
         if not _types.is_floating(array.type):
             return np.zeros(len(array), np.bool_)  # Arrow has decided
         cast = fit(array, pa.int64())  # of a time: it is a number of its unit
-    bad: Mask = either(cast.bad, cast.cut)
-    for path in fields_left_out(array.type, kind, ""):
-        there = [bool(count_values(array.slice(row, 1), path)) for row in range(len(array))]
-        bad = either(bad, rows_where(pa.array(there)))
+    bad = either(cast.bad, cast.cut)
     return np.zeros(len(array), np.bool_) if bad is None else bad
