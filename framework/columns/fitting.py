@@ -190,7 +190,9 @@ def _nested(array: Array, to: Any, zone: str | None) -> Cast:
     kind = array.type
     if is_list(to) and is_list(kind):
         lists = Lists(array)
-        items = in_lists(lists, fit(lists.items, to.value_type, zone=zone))
+        items = in_lists(lists, _child(lists.items, field=to.value_field, zone=zone))
+        if pa.types.is_list(to) or pa.types.is_large_list(to):  # a cast refuses all for one null
+            return items._replace(array=lists.with_items(items.array, to))
         return _as_kind(items._replace(array=lists.with_items(items.array)), to)
     if pa.types.is_map(to) and (pa.types.is_map(kind) or pa.types.is_struct(kind)):
         return to_map(
@@ -211,14 +213,12 @@ def _child(array: Array, *, field: pa.Field[Any], zone: str | None) -> Cast:
 
 
 def _as_kind(made: Cast, to: Any) -> Cast:
-    """Turn plain lists into lists of the wanted kind."""
-    if pa.types.is_list_view(to) or pa.types.is_large_list_view(to):
-        raise no_cast(made.array, to)
+    """Turn plain lists into lists of a fixed size."""
     if pa.types.is_fixed_size_list(to):
         wrong = rows_unless(pc.equal(pc.list_value_length(made.array), to.list_size))
         array = without(made.array, wrong)
         return made._replace(array=array.cast(to), bad=either(made.bad, wrong))
-    return made._replace(array=made.array.cast(to))
+    raise no_cast(made.array, to)
 
 
 def in_lists(lists: Lists, items: Cast, path: str = "[]") -> Cast:

@@ -219,9 +219,14 @@ class Lists:
         """Return the lists that have one of these items."""
         return None if mask is None else mask_of(self.parents()[mask], len(self.lengths))
 
-    def with_items(self, items: Array) -> Array:
-        """Return lists of other items, as many in each."""
+    def with_items(self, items: Array, kind: Any = None) -> Array:
+        """Return lists of other items, as many in each.
+
+        Args:
+            kind: a type of lists whose items have the type of these; None: any.
+        """
         offsets = np.concatenate([[0], self.ends])
-        if len(items) < 2**31:
-            return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, mask=self.null)
-        return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), items, mask=self.null)
+        is_large = len(items) >= 2**31 if kind is None else pa.types.is_large_list(kind)
+        make: Any = pa.LargeListArray if is_large else pa.ListArray
+        bounds = pa.array(offsets, pa.int64() if is_large else pa.int32())
+        return make.from_arrays(bounds, items, type=kind, mask=self.null)

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from ..column_types import TypeChoice, choose_type, common_type, join_tables, least_misfits
-from ..columns.kinds import null_rows, twice, whole
+from ..columns.kinds import is_nested, null_rows, twice, whole
 from ..columns.texts import excerpt
 from ..errors import StrategyError, as_exception, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
-from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
+from ..record import OFFSET_MARK, RECORD_OFFSET, Header, decoded_bytes
 from ..values.python_columns import convert, to_column
 from ..values.schemas import RowType, fields_of, is_row_class
 from .sink_types import hidden_values
@@ -235,7 +235,7 @@ def _undeclared(
 ) -> pa.Array[Any]:
     classes = frozenset(map(type, values))
     if not _CONTAINERS.isdisjoint(classes):
-        values = _finite(values, refused)
+        values = list(map(_without_headers, _finite(values, refused)))
     if sink_type is not None and (hidden := hidden_values(name, values, sink_type)):
         misfits.update(hidden)
         values = [None if row in hidden else value for row, value in enumerate(values)]
@@ -243,6 +243,7 @@ def _undeclared(
         if classes == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}:
             return to_column(values, _MOMENT, refused)  # four times as fast
         column: pa.Array[Any] = pa.array(values)
+        column.validate(full=is_nested(column.type))
         if not refused and _are_as_they_were(values, classes, column.type):
             return column
     values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
@@ -267,6 +268,13 @@ def _finite(values: list[Any], refused: dict[int, str]) -> list[Any]:
         refused.update({middle + row: reason for row, reason in ends.items()})
         return halves
     return values
+
+
+def _without_headers(value: Any) -> Any:
+    """Return the headers of a record as objects: to Arrow they are lists of texts."""
+    if isinstance(value, tuple | list) and any(type(each) is Header for each in value):
+        return [each._asdict() if type(each) is Header else each for each in value]
+    return value
 
 
 def _plain_or_refused(row: int, value: Any, refused: dict[int, str]) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from ..columns.kinds import is_nested
 from ..columns.texts import excerpt
 from ..errors import reason_of
 from .kept import cannot_hold, changed
@@ -48,7 +49,8 @@ def convert(
     while todo:
         part = todo.pop()
         try:
-            array = pa.array([values[row] for row in part], kind)
+            array: pa.Array[Any] = pa.array([values[row] for row in part], kind)
+            array.validate(full=is_nested(array.type))  # of text beside bytes Arrow makes text
         except Exception as error:  # noqa: BLE001
             if len(part) == 1:
                 refused[part[0]] = _reason(values[part[0]], kind, error)

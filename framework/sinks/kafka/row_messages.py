@@ -14,8 +14,10 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
+from ...columns.casting import Cast
 from ...columns.fitted import TargetColumn, fit_columns
-from ...columns.fitting import fit, raw_or_text
+from ...columns.fitting import fit, in_lists, raw_or_text
+from ...columns.kinds import Lists, is_list, plain
 from ...columns.texts import json_rows
 from ...errors import StrategyError
 from ...values.debezium.change import CONTROL
@@ -26,12 +28,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ...columns.kinds import Array
     from ..changes import Applied
 
 JSON: Final = "json"
 """In place of the name of a column: the whole row as a JSON object."""
 
 Header = tuple[str, bytes | None]
+_HEADERS: Final = pa.list_(
+    pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+)
 _LIMIT: Final = "max.message.bytes"
 _LIMIT_TIMEOUT: Final = 5.0  # seconds
 
@@ -63,7 +69,7 @@ def messages_of(
     table: pa.Table,
     key: str | None,
     value: str | ValueFormat,
-    headers: Mapping[str, str],
+    headers: Mapping[str, str] | str,
     timestamp: str | None,
     topic: str = "",
 ) -> RowMessages:
@@ -72,7 +78,8 @@ def messages_of(
     Args:
         key: the column with the keys; None for no keys.
         value: the column with the values, `JSON`, or the format that encodes the row.
-        headers: for each header, the column with its values; a null leaves the header out.
+        headers: for each header, the column with its values; a null leaves the header out, a list has one
+            header for each item. Or the column with all headers: lists of `key` and `value`.
         timestamp: the column with the times.
         topic: where they are sent, for the format.
 
@@ -96,7 +103,7 @@ def messages_of_changes(
     applied: Applied,
     key: Sequence[str],
     value: str | ValueFormat,
-    headers: Mapping[str, str],
+    headers: Mapping[str, str] | str,
     timestamp: str | None,
     topic: str = "",
 ) -> RowMessages:
@@ -220,15 +227,49 @@ def _bytes(table: pa.Table, name: str, refused: dict[int, str]) -> list[bytes | 
 
 
 def _headers(
-    table: pa.Table, headers: Mapping[str, str], refused: dict[int, str]
+    table: pa.Table, headers: Mapping[str, str] | str, refused: dict[int, str]
 ) -> Sequence[list[Header]]:
+    if isinstance(headers, str):
+        target = TargetColumn(headers, "headers", partial(fit, to=_HEADERS))
+        fitted = fit_columns(column_of(table, headers), [target])
+        refused.update(fitted.refused)
+        return header_lists(fitted.table.column(0))
     if not headers:
         return [[]] * table.num_rows
-    columns = [_bytes(table, column, refused) for column in headers.values()]
+    columns = [_header_values(table, column, refused) for column in headers.values()]
     return [
-        [(name, value) for name, value in zip(headers, row, strict=True) if value is not None]
+        [
+            (name, value)
+            for name, values in zip(headers, row, strict=True)
+            for value in (values if isinstance(values, list) else [values])
+            if value is not None or isinstance(values, list)
+        ]
         for row in zip(*columns, strict=True)
     ]
+
+
+def _header_values(
+    table: pa.Table, name: str, refused: dict[int, str]
+) -> Sequence[bytes | list[bytes | None] | None]:
+    if not is_list(column_of(table, name).column(0).type):
+        return _bytes(table, name, refused)
+    fitted = fit_columns(column_of(table, name), [TargetColumn(name, "headers", _in_list)])
+    refused.update(fitted.refused)
+    column: Any = fitted.table.column(0)
+    return column.cast(pa.list_(pa.large_binary())).to_pylist()  # type: ignore[no-any-return]
+
+
+def _in_list(array: Array) -> Cast:
+    if pa.types.is_null(array.type):
+        return Cast(array)
+    lists = Lists(plain(array))
+    items = in_lists(lists, raw_or_text(lists.items))
+    return items._replace(array=lists.with_items(items.array))
+
+
+def header_lists(column: Any) -> list[list[Header]]:
+    """Return the headers of each message, of a column as `kmr.record.SCHEMA` has it."""
+    return [[(pair["key"], pair["value"]) for pair in pairs or ()] for pairs in column.to_pylist()]
 
 
 def _milliseconds(table: pa.Table, name: str, refused: dict[int, str]) -> list[int | None]:

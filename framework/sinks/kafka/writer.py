@@ -39,6 +39,7 @@ from .row_messages import (
     JSON,
     RowMessages,
     column_of,
+    header_lists,
     message_limit,
     messages_of,
     messages_of_changes,
@@ -89,7 +90,9 @@ class KafkaWriter(Collecting, Sink):
         value: the column with the values, or `json` for the whole row as a JSON object. Text is sent
             as UTF-8, numbers as text. A format that can be written, such as `Avro(registry=URL)`, encodes the
             whole row; those with a registry register its schema as `TOPIC-value`.
-        headers: for each header, the column with its values; a null leaves the header out.
+        headers: for each header, the column with its values; a null leaves the header out, a list has one
+            header for each item (a null item is a header without a value). Or the name of the column with all
+            headers: lists of `key` and `value`, as `Record.headers` and a batch's column `headers` are.
         timestamp: the column with the messages' times; without it, the time of sending.
         partition: a partition, or the column with the partitions; overrides the key.
         acks: `all` waits for every in-sync replica, 1 for the leader only.
@@ -121,7 +124,7 @@ class KafkaWriter(Collecting, Sink):
         *,
         key: str | Sequence[str] | None = None,
         value: str | ValueFormat = JSON,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | str | None = None,
         timestamp: str | None = None,
         partition: int | str | None = None,
         acks: Literal["all", 1] = "all",
@@ -172,11 +175,7 @@ class KafkaWriter(Collecting, Sink):
         self.topic = topic
         self.key = key
         self.value = value
-        if isinstance(headers, str):
-            raise StrategyError(
-                f"{name}: headers is a mapping of header names to columns, not {headers!r}"
-            )
-        self.headers = dict(headers or {})
+        self.headers = headers if isinstance(headers, str) else dict(headers or {})
         self.timestamp = timestamp
         self.partition = partition
         self.acks = acks
@@ -549,9 +548,6 @@ class RecordWriter(KafkaWriter):
         return RowMessages(
             keys=table.column("key").to_pylist(),
             values=table.column("value").to_pylist(),
-            headers=[
-                [(pair["key"], pair["value"]) for pair in pairs or ()]
-                for pairs in table.column("headers").to_pylist()
-            ],
+            headers=header_lists(table.column("headers")),
             timestamps=times.cast(pa.int64()).to_pylist(),
         )

@@ -302,3 +302,14 @@ def test_the_values_of_a_dictionary_may_be_views() -> None:
     views = pa.array(["1", "2", None], pa.string_view()).dictionary_encode()
     assert fit(views, pa.int64()).array.to_pylist() == [1, 2, None]
     assert fit(views, pa.string()).array.to_pylist() == ["1", "2", None]
+
+
+def test_a_null_inside_of_a_list_that_takes_none_refuses_only_its_row() -> None:
+    pair = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.int32())])
+    rows = [[{"key": None, "value": 1}], [{"key": "a", "value": 2}], None]
+    for kind in (pa.list_(pair), pa.large_list(pa.field("each", pair, nullable=False))):
+        made = fit(pa.array(rows), kind)
+        assert made.array.type == kind
+        assert made.bad is not None
+        assert made.bad.tolist() == [True, False, False]
+        assert made.array.slice(1).to_pylist() == rows[1:]

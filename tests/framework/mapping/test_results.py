@@ -385,3 +385,10 @@ def test_a_value_that_never_ends_fails_its_record_and_not_the_process(kind: str)
     assert mapped.offsets.tolist() == [10, 12, 14]
     assert [f.offset for f in mapped.failures] == [11, 13]
     assert "contains itself, or is nested more than 1,000 levels deep" in mapped.failures[0].reason
+
+
+def test_text_beside_bytes_inside_of_a_value_is_no_text_that_is_not_utf8() -> None:
+    mapped = from_rows(None, [{"v": ["a", b"\xff"]}, {"v": ["b"]}], [0, 1], [])
+    assert mapped.table is not None
+    assert mapped.table.to_pylist() == [{"v": ["b"]}]
+    assert "column v: no type of a column holds ['a', b'\\xff']" in mapped.failures[0].reason

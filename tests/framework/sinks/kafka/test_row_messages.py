@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmr.errors import StrategyError
+from kmr.mapping.results import from_rows
+from kmr.record import Header
 from kmr.sinks.kafka.row_messages import messages_of, partitions_by_key
 
 
@@ -31,6 +33,30 @@ def test_text_and_numbers_are_sent_as_utf8_and_a_null_header_is_left_out() -> No
     assert messages.headers == [[], [("h", b"x")]]
     assert messages.timestamps == [None, None]
     assert [messages.nbytes(at) for at in range(len(messages))] == [3, 3]
+
+
+def test_lists_are_repeated_headers_and_a_column_of_headers_is_sent_as_records_have_them() -> None:
+    had = (Header("a", b"\xff"), Header("a", None), Header("", b""))
+    rows = [{"h": had, "of": ["x", None]}, {"h": (), "of": []}, {"h": [Header("b", None)]}]
+    mapped = from_rows(None, rows, [0, 1, 2], [])
+    assert mapped.table is not None
+    assert messages_of(mapped.table, None, "json", "h", None).headers == [
+        [*had],
+        [],
+        [("b", None)],
+    ]
+    repeated = messages_of(mapped.table, None, "json", {"of": "of"}, None).headers
+    assert repeated == [[("of", b"x"), ("of", None)], [], []]
+
+
+def test_a_header_without_a_name_or_of_another_type_refuses_its_row() -> None:
+    nameless = pa.array([[{"key": None, "value": b""}], [{"key": "a", "value": b""}]])
+    table = pa.table({"h": nameless, "l": [[b"\xff"], None], "n": [[[1]], [[2]]]})
+    messages = messages_of(table, None, "n", "h", None)
+    assert "column h[].key (headers) cannot hold" in messages.refused[0]
+    assert messages_of(table, None, "n", {"x": "l"}, None).headers[0] == [("x", b"\xff")]
+    refused = messages_of(table, None, "l", {"x": "n"}, None).refused
+    assert refused[1].startswith("column n (headers) cannot hold list")
 
 
 @pytest.mark.parametrize(
