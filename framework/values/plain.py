@@ -12,7 +12,7 @@ import pyarrow as pa
 from .lost_digits import timestamps_as_text
 from .schemas import row_type
 from .typed import TypedFormat
-from .value_format import MALFORMED, Decoded, DecodedObjects, ValueFormat
+from .value_format import MALFORMED, Decoded, DecodedObjects, ValueFormat, reason_of_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,7 +88,12 @@ class MessagePack(TypedFormat):
             for each in (replaced, raw) if known else (raw,):
                 # bytes that only looked like a timestamp
                 with suppress(msgspec.MsgspecError, RecursionError):
-                    if (reason := search.reason(msgspec.msgpack.decode(each), known)) is not None:
+                    try:
+                        plain = msgspec.msgpack.decode(each)
+                    except UnicodeDecodeError as error:  # in a field that the type lacks
+                        yield row, reason_of_value(error)
+                        break
+                    if (reason := search.reason(plain, known)) is not None:
                         yield row, reason
                         break
 

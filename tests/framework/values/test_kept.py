@@ -80,9 +80,9 @@ class Order(msgspec.Struct):
     [
         (Order(amount=1.5), "field amount: int64 cannot hold 1.5"),  # type: ignore[arg-type]
         (
-            Order(lines=[Line(1.5)]),
+            Order(lines=[Line(1.5)]),  # type: ignore[arg-type]
             "field lines: list<item: struct<amount: int64 not null> not null>",
-        ),  # type: ignore[arg-type]
+        ),
         (Order(counts={"a": 1.5}), "field counts: map<string, int64> cannot hold {'a': 1.5}"),  # type: ignore[dict-item]
         (Order(days=[NOON]), "field days: list<item: date32[day] not null> cannot hold [datetime"),
         (Order(at=time(1, tzinfo=UTC)), "field at: datetime.time(1, 0, tzinfo="),

@@ -182,3 +182,18 @@ def test_an_integer_of_a_narrow_float_or_of_a_union_keeps_its_value_or_is_refuse
     assert objects[0].either == 2**53 + 1
     assert not failures
     assert list(Json(Numbers).decode(text).failures) == [0]
+
+
+@pytest.mark.parametrize(
+    ("made", "values"),
+    [
+        (Json, [b'{"number": 9007199254740992, "\xaa": 1}', b'{"number": 1}']),
+        (MessagePack, [b"\x82\xa6number\xcf\0\x20\0\0\0\0\0\0\xa1\xaa\1", b"\x81\xa6number\1"]),
+    ],
+)
+def test_an_unknown_field_whose_name_is_not_utf8_beside_a_large_number_fails_alone(
+    made: Any, values: list[bytes]
+) -> None:
+    columns, failures = made(Row).decode(pa.array(values))
+    assert columns.column("number").to_pylist()[1] == 1.0
+    assert failures == {0: "value: invalid UTF-8 (invalid start byte)"}
