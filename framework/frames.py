@@ -6,6 +6,7 @@ Arrow's PyCapsule interface hands columns over without a copy; no library is imp
 from __future__ import annotations
 
 import re
+from datetime import date, datetime
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import pyarrow as pa
 
 from .columns.fitting import known_to_kernels
-from .errors import StrategyError
+from .columns.texts import excerpt
+from .errors import StrategyError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +94,7 @@ def as_table(result: object) -> pa.Table | None:
     if not hasattr(result, "__arrow_c_stream__") and type(result).__name__ == "LazyFrame":
         result = result.collect()  # type: ignore[attr-defined]
     if hasattr(result, "__arrow_c_stream__"):
-        table = pa.table(result)
+        table = _of_frame(result)
     elif hasattr(result, "__arrow_c_array__"):
         table = pa.Table.from_batches([pa.record_batch(result)])
     else:
@@ -106,6 +108,34 @@ def as_table(result: object) -> pa.Table | None:
         ]
         table = table.cast(pa.schema(fields))
     return table
+
+
+def _of_frame(frame: Any) -> pa.Table:
+    """Convert a table of another library.
+
+    Raises:
+        TypeError: Arrow has no type for a column, or would change a value; it names the column.
+        Exception: the library's own.
+    """
+    if type(frame).__module__.partition(".")[0] not in ("pandas", "polars"):
+        return pa.table(frame)
+    for name, kind in zip(frame.columns, map(str, frame.dtypes), strict=True):
+        # Arrow takes the addresses of Polars' objects, and the numbers of pandas' periods.
+        if kind == "Object" or kind.startswith("period["):
+            raise TypeError(f"column {name}: {kind} is no type of a column; return text or times")
+        if kind == "object" and {date, datetime} <= set(map(type, frame[name])):
+            raise TypeError(f"column {name}: dates beside times would be dates; return only one")
+    try:
+        return pa.table(frame)
+    except Exception:
+        for name in frame.columns:
+            try:
+                pa.table(frame[[name]])
+            except Exception as error:
+                values = excerpt(list(frame[name]))
+                reason = f"column {name} cannot hold {values}: {reason_of(error)}"
+                raise TypeError(reason) from error
+        raise
 
 
 def _common(kind: pa.DataType, decoded: bool) -> pa.DataType:

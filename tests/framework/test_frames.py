@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 import duckdb  # noqa: TC002  read from the annotations
@@ -144,3 +146,19 @@ def test_views_become_texts_that_pyarrow_can_take_rows_of() -> None:
     table = as_table(pa.table({"v": views, "n": pa.array([b"x", b"", None], pa.binary_view())}))
     assert table is not None
     assert table.take([2, 0]).to_pylist() == [{"v": "b", "n": None}, {"v": "a", "n": b"x"}]
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        (pd.DataFrame({"a": [1], "c": [2**70]}), f"column c cannot hold [{2**70}]: OverflowError"),
+        (pd.DataFrame({"c": pd.period_range("2026-01", periods=1, freq="M")}), "period[M] is no"),
+        (pd.DataFrame({"c": [date(2026, 1, 1), datetime(2026, 1, 1, 5)]}), "dates beside times"),  # noqa: DTZ001
+        (pl.DataFrame({"c": pl.Series([object()], dtype=pl.Object)}), "Object is no type"),
+        (pl.DataFrame({"c": pl.Series([2**100], dtype=pl.Int128)}), f"cannot hold [{2**100}]"),
+    ],
+    ids=["big", "period", "dates", "object", "int128"],
+)
+def test_a_column_that_arrow_cannot_have_or_would_change_is_named(table: Any, reason: str) -> None:
+    with pytest.raises(TypeError, match=r"column c.*" + re.escape(reason.removeprefix("column c"))):
+        as_table(table)
