@@ -56,22 +56,19 @@ class KillWorker(StormFault[SystemUnderTest]):
     """SIGKILL of a worker; another takes its place at once."""
 
     name = "kill-worker"
+    kill: ClassVar[bool] = True
 
     async def strike(self, site: SystemUnderTest, random: Random) -> str:
         worker = random.choice(site.workers)
-        await worker.restart(kill=True)
+        await worker.restart(kill=self.kill)
         return worker.name
 
 
-class RestartWorker(StormFault[SystemUnderTest]):
+class RestartWorker(KillWorker):
     """SIGTERM of a worker, which drains and leaves; another takes its place."""
 
     name = "restart-worker"
-
-    async def strike(self, site: SystemUnderTest, random: Random) -> str:
-        worker = random.choice(site.workers)
-        await worker.restart(kill=False)
-        return worker.name
+    kill = False
 
 
 class KillBroker(StormFault[SystemUnderTest]):

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmr.errors import KmrError, SettingsError
-from kmr.loading import load_strategy
+from kmr.errors import KmrError, SettingsError, StrategyError
+from kmr.loading import load_strategy, strategy_of
+from kmr.settings import Settings
 from tests.framework.cli.conftest import folder  # noqa: F401  a fixture
 
 if TYPE_CHECKING:
@@ -78,3 +79,20 @@ def test_a_mistake_in_the_module_is_reported_with_file_and_line(
     assert str(error.value).startswith(message.format(folder=folder))
     # A wrong name is a wrong command line, which ends with 2; a broken module ends with 1.
     assert isinstance(error.value, SettingsError) == (path not in modules)
+
+
+def test_a_strategy_of_settings_is_named_checked_and_reads_no_topic_that_it_writes(
+    folder: Path,  # noqa: F811
+) -> None:
+    with pytest.raises(SettingsError, match="give it as in `kmr doctor module:strategy`"):
+        strategy_of(Settings(topics=("t",), group="g"), "doctor")
+    (folder / "looping.py").write_text(
+        "from kmr import Strategy\nfrom kmr.sinks import KafkaWriter\n"
+        "strategy = Strategy(map=lambda record: None, reduce=KafkaWriter('t'))\n",
+        encoding="utf-8",
+    )
+    settings = Settings(topics=("t",), group="g", strategy="looping")
+    with pytest.raises(StrategyError, match="topic t"):
+        strategy_of(settings, "run")
+    other = Settings(topics=("other",), group="g", strategy="looping")
+    assert strategy_of(other, "run").map is not None
