@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker
 from kmr.broker.apis.records.repeated_fetch import RepeatedFetch
+from kmr.broker.authorization.rules import Denial, Operation, Rule, write_rules
 
+Start = Callable[..., Awaitable[Broker]]
 Connect = Callable[[Broker], Awaitable[Any]]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
@@ -153,3 +156,23 @@ async def test_a_deleted_topic_is_an_error_also_if_there_is_a_new_one_of_its_nam
         await producer.send_and_wait("t", b"new")
     sent = frame(client, again, 12, 0, wait=60)
     assert await answer(client, sent) == await answer(await connect(broker), sent)
+
+
+async def test_a_right_that_is_withdrawn_is_missed_at_the_next_fetch(
+    start: Start, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmr.broker.authorization.rules._CHECK_INTERVAL", 0.0)
+    acls = tmp_path / "acls.json"
+    rule: dict[str, Any] = {"principal": "User:ANONYMOUS", "topics": ("t",)}
+    allowed = Rule(**rule, operations=(Operation.READ, Operation.WRITE))
+    write_rules(acls, [allowed])
+    broker = await start(acl_file=acls)
+    topic = await broker.topics.create("t")
+    client = await connect(broker)
+    codes = []
+    for rules in ([allowed], [allowed], [allowed, Denial(**rule, operations=(Operation.READ,))]):
+        write_rules(acls, rules)
+        await client.send_bytes(frame(client, topic, 12, 0))
+        response = await client.receive(client.message(FETCH, 12), 7)
+        codes.append(response.responses[0].partitions[0].error_code)
+    assert codes == [ErrorCode.none, ErrorCode.none, ErrorCode.topic_authorization_failed]
