@@ -160,9 +160,6 @@ class Access:
 EVERYONE: Final = Access()
 """Needs no permission."""
 
-ALTER_CLUSTER: Final = Access(whole=[(Operation.ALTER, Resource.CLUSTER)])
-"""For administrators."""
-
 DESCRIBE_CLUSTER: Final = Access(whole=[(Operation.DESCRIBE, Resource.CLUSTER)])
 
 

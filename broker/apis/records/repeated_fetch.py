@@ -80,7 +80,13 @@ class FetchTemplate:
 
 
 class RepeatedFetch:
-    """One fetch on its way to a response; see `Fetch`."""
+    """One fetch on its way to a response.
+
+    Attributes:
+        buffers: where its response is from.
+        deadline: when to respond with what there is (monotonic seconds, the loop's time).
+        out_of_time: whether that time has come.
+    """
 
     __slots__ = ("_offset", "_partition", "_template", "buffers", "deadline", "out_of_time")
 
@@ -142,6 +148,7 @@ class RepeatedFetch:
         return Reply(writer.end(), partial(self.buffers.put, buffer))
 
     def _in_full(self, buffer: memoryview | None) -> Reply | Lacking:
+        """Answer by `Fetch`, which knows every error."""
         template = self._template
         wanted = template.wanted._replace(offset=self._offset)
         fetch = template.in_full(template.request._replace(topics=[(template.key, [wanted])]))

@@ -30,11 +30,11 @@ NEW_API = '''"""UpdateFeatures 0 to 1: refuses every feature."""
 from kio.schema.errors import ErrorCode
 from kio.schema.update_features.v1 import UpdateFeaturesResponse
 
-from kmr.broker.apis.access import ALTER_CLUSTER
+from kmr.broker.apis.access import DESCRIBE_CLUSTER
 from kmr.broker.apis.api import NO_THROTTLE, api
 
 
-@api("UpdateFeatures", max_version=1, access=ALTER_CLUSTER)
+@api("UpdateFeatures", max_version=1, access=DESCRIBE_CLUSTER)
 def _update(context, request):
     return UpdateFeaturesResponse(
         throttle_time=NO_THROTTLE,
