@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T")
 MARK = "__kmr_map__"
-_PART: Final = 2_048
-"""Records whose objects are made at a time: of more the processor's cache does not have all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,17 +302,15 @@ def apply(
     if spec.per == "batch":
         columns, failures = spec.columns(records, numbered)
         return _run(_batch_calls(function, spec, columns, failures), call)
+    arguments = spec.inputs.arguments(records)
     if spec.calls is not None:
-        arguments = spec.inputs.arguments(records)
         outcomes = make_calls(_of_items(call), arguments.items, spec.calls, stop)
         return _of_outcomes(spec, arguments, outcomes)
-    rows = _CalledRows(spec, stop)
-    for first in range(0, len(records), _PART):
-        arguments = spec.inputs.arguments(records.slice(first, _PART))
-        rows.note(arguments, rows.call_each(call, rows.watched(arguments), arguments.offsets))
-        if rows.rest is not None:
-            break
-    return rows.converted()
+    rows = _collected(spec, arguments, stop)
+    calls = rows.call_each(call, arguments.lists, arguments.offsets)
+    if stop is not None:
+        stop.ended()
+    return _converted(spec, arguments, rows, calls)
 
 
 def _of_items(call: Callable[..., T]) -> Callable[[Any], T]:
@@ -371,10 +367,11 @@ async def apply_async(
         if spec.calls is not None:
             outcomes = await make_calls_async(_of_items(call), arguments.items, spec.calls, stop)
             return _of_outcomes(spec, arguments, outcomes)
-        rows = _CalledRows(spec, stop)
-        watched = rows.watched(arguments)
-        rows.note(arguments, await rows.await_each(call, watched, arguments.offsets))
-        return rows.converted()
+        rows = _collected(spec, arguments, stop)
+        count = await rows.await_each(call, arguments.lists, arguments.offsets)
+        if stop is not None:
+            stop.ended()
+        return _converted(spec, arguments, rows, count)
     columns, failures = await prepare(partial(spec.columns, records))
     calls = _batch_calls(function, spec, columns, failures)
     try:
@@ -399,55 +396,39 @@ def _unmapped(records: pa.RecordBatch) -> MapResult:
 Calls = Generator[Any, Any, MapResult]
 
 
-class _CalledRows(CollectedRows):
-    """The rows of the calls for the records of a batch, in one or several parts.
+def _collected(spec: MapSpec, arguments: Arguments, stop: Stop | None = None) -> CollectedRows:
+    """Return what collects the rows of these arguments' calls, which `stop` ends."""
+    if stop is not None:
+        stop.watch(arguments.first)
+    return CollectedRows(spec.row_type, _failure, named=spec.branching is not None)
 
-    Attributes:
-        rest: the first offset without a call, because the calls were stopped; None if there is none.
-    """
 
-    def __init__(self, spec: MapSpec, stop: Stop | None = None) -> None:
-        super().__init__(spec.row_type, _failure, named=spec.branching is not None)
-        self.rest: int | None = None
-        self._spec = spec
-        self._stop = stop
-        self._undecoded: list[Failure] = []
-
-    def watched(self, arguments: Arguments) -> tuple[list[Any], ...]:
-        """Return the arguments of the calls, which `stop` ends."""
-        if self._stop is not None:
-            self._stop.watch(arguments.first)
-        return arguments.lists
-
-    def note(self, arguments: Arguments, calls: int) -> None:
-        """Note how many of the calls of a part were made."""
-        self._undecoded += arguments.failures
-        offsets = arguments.offsets
-        if calls < len(offsets):
-            self.rest = offsets[calls - 1] + 1 if calls else offsets[0]
-
-    def converted(self) -> MapResult:
-        """Convert the rows to columns."""
-        if self._stop is not None:
-            self._stop.ended()
-        spec, rest = self._spec, self.rest
-        failures = self._undecoded + self.failures
-        if rest is not None:
-            failures = [failure for failure in failures if failure.offset < rest]
-        failures.sort()
-        if spec.branching is not None:
-            mapped = spec.branching.from_rows(self.rows, self.numbers, failures, spec.sink_types)
-        else:
-            schema, sink_types = spec.row_type or spec.schema, spec.sink_types.get("", {})
-            mapped = from_rows(schema, self.rows, self.numbers, failures, sink_types)
-        return mapped if rest is None else replace(mapped, rest=rest)
+def _converted(
+    spec: MapSpec, arguments: Arguments, collected: CollectedRows, calls: int
+) -> MapResult:
+    """Convert the rows of the first calls to columns."""
+    failures = arguments.failures + collected.failures
+    offsets = arguments.offsets
+    rest = None
+    if calls < len(offsets):  # they were stopped
+        rest = offsets[calls - 1] + 1 if calls else offsets[0]
+        failures = [failure for failure in failures if failure.offset < rest]
+    failures.sort()
+    rows, of_rows = collected.rows, collected.numbers
+    if spec.branching is not None:
+        mapped = spec.branching.from_rows(rows, of_rows, failures, spec.sink_types)
+    else:
+        schema, sink_types = spec.row_type or spec.schema, spec.sink_types.get("", {})
+        mapped = from_rows(schema, rows, of_rows, failures, sink_types)
+    return mapped if rest is None else replace(mapped, rest=rest)
 
 
 def _of_outcomes(spec: MapSpec, arguments: Arguments, outcomes: list[CallOutcome]) -> MapResult:
     """Convert the outcomes of the first calls to columns."""
-    rows = _CalledRows(spec)
-    rows.note(arguments, rows.call_each(CallOutcome.get, (outcomes,), arguments.offsets))
-    return replace(rows.converted(), retries=sum(each.attempts - 1 for each in outcomes))
+    rows = _collected(spec, arguments)
+    calls = rows.call_each(CallOutcome.get, (outcomes,), arguments.offsets)
+    mapped = _converted(spec, arguments, rows, calls)
+    return replace(mapped, retries=sum(each.attempts - 1 for each in outcomes))
 
 
 def _failure(offset: int, error: Exception) -> Failure:

@@ -50,32 +50,6 @@ async def test_the_call_under_way_is_the_last_one(
     assert (mapped.offsets.tolist(), mapped.rest) == (mapped_offsets, rest)
 
 
-@pytest.mark.parametrize("during", [2_046, 2_047, 2_048, 3_000, 4_999])
-def test_a_map_of_many_records_has_the_rows_and_failures_before_the_stop_alone(during: int) -> None:
-    class Number(msgspec.Struct):
-        n: int
-
-    def row(value: Number) -> dict[str, Any]:
-        if value.n == during:
-            stop.request()
-        if value.n % 5 == 0:
-            raise ValueError(value.n)
-        return {"n": value.n}
-
-    values = [b'{"n":%d}' % n if n % 7 else b"no JSON" for n in range(5_000)]
-    during += during % 7 == 0
-    stop = Stop()
-    spec = replace(spec_of(row), inputs=Inputs(Json(Number), parameters="value"))
-    mapped = apply(row, batch_of("t", 0, 0, values).records, spec, stop)
-    begun = range(during + 1)
-    assert mapped.rest == (during + 1 if during < 4_999 else None)
-    rows = [n for n in begun if n % 7 and n % 5]
-    assert mapped.offsets.tolist() == rows
-    assert mapped.table is not None
-    assert mapped.table["n"].to_pylist() == rows
-    assert [each.offset for each in mapped.failures] == [n for n in begun if not n % 7 or not n % 5]
-
-
 def test_a_map_that_was_stopped_before_its_first_record_maps_none() -> None:
     @map_record
     def refused(record: Record) -> None:
