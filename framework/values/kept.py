@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import date, datetime, time
+from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
 _types: Any = pa.types
 _FINE: Final = ("us", "ns")
+_LEAST_EXPONENT: Final = -10_000
 _LISTS: Final = (list, tuple, set, frozenset, np.ndarray)
 _SAFE: Final[Sequence[tuple[Callable[[Any], bool], tuple[type, ...]]]] = (
     (_types.is_integer, (int,)),
     (_types.is_float64, (float, int)),
     (_types.is_boolean, (bool,)),
+    (_types.is_decimal, (Decimal, int)),
     (is_text, (str,)),
     (is_bytes, (bytes, str)),
     (_types.is_date32, (date,)),
@@ -37,6 +40,9 @@ _SAFE: Final[Sequence[tuple[Callable[[Any], bool], tuple[type, ...]]]] = (
 def changed(values: list[Any], kind: Any) -> dict[int, str]:
     """Return why values do not fit a type, though Arrow converts them."""
     classes = set(map(type, values)) - {type(None)}
+    if Decimal in classes and (tiny := {row for row, each in enumerate(values) if _is_tiny(each)}):
+        others = [None if row in tiny else each for row, each in enumerate(values)]
+        return {row: cannot_hold(kind, values[row]) for row in tiny} | changed(others, kind)
     if any(is_kind(kind) and classes <= set(safe) for is_kind, safe in _SAFE):
         return {}
     if _types.is_dictionary(kind):
@@ -49,10 +55,11 @@ def changed(values: list[Any], kind: Any) -> dict[int, str]:
         for row, value in enumerate(values if time in classes else ())
         if isinstance(value, time) and value.tzinfo is not None
     }
-    if datetime in classes and _types.is_date(kind):
-        for row, value in enumerate(values):
-            if isinstance(value, datetime) and value.time() != time():
-                refused[row] = cannot_hold(kind, value)
+    refused |= {
+        row: cannot_hold(kind, value)
+        for row, value in enumerate(values if _types.is_date(kind) else ())
+        if isinstance(value, datetime) and value.time() != time()
+    }
     try:
         found = [(0, pa.array(values))]
         if _types.is_temporal(found[0][1].type) and len(classes) > 1:
@@ -65,6 +72,11 @@ def changed(values: list[Any], kind: Any) -> dict[int, str]:
             rows = (np.flatnonzero(_misfits(array, kind)) + first).tolist()
             refused |= {row: cannot_hold(kind, values[row]) for row in rows}
     return refused
+
+
+def _is_tiny(value: Any) -> bool:
+    """Return whether Arrow would end the process at a decimal such as 1e-999999999."""
+    return isinstance(value, Decimal) and value.is_finite() and value.adjusted() < _LEAST_EXPONENT
 
 
 def cannot_hold(kind: pa.DataType, value: object) -> str:
@@ -142,7 +154,8 @@ def _hint(kind: Any) -> Any:
     if _types.is_map(kind) and is_text(kind.key_type):
         return maps[str, _hint(kind.item_type) | None]
     for is_kind, (hint, *_) in _SAFE:
-        if is_kind(kind) and hint is not date:  # to msgspec a `datetime` is a date, too
+        # To msgspec a `datetime` is a date, too; each decimal is looked at.
+        if is_kind(kind) and hint not in (date, Decimal):
             return hint
     raise ValueError(kind)
 

@@ -68,6 +68,7 @@ _UNKNOWN: Final = {
         "Debezium(encodings={'FIELD': 'Decimal(2)'}), or decimals= as the connector's decimal.handling.mode"
     ),
 }
+_MOST_SCALE: Final = 20_000  # PostgreSQL has up to 16,383
 _UTC: Final = r"(Z|[+]00(:?00)?)$"
 
 
@@ -212,7 +213,7 @@ def _decimal(value: Any, scale: int | None) -> str:
     if isinstance(value, dict):
         value, scale = value["value"], value["scale"]
     raw = value if isinstance(value, bytes) else base64.b64decode(value, validate=True)
-    if not raw or scale is None:
+    if not raw or scale is None or abs(scale) > _MOST_SCALE:
         raise ValueError("no digits")
     number = int.from_bytes(raw, "big", signed=True)
     if scale <= 0:

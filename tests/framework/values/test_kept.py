@@ -13,6 +13,7 @@ from kmr.mapping.functions import apply, map_record
 from kmr.record import Record
 from kmr.testing import batch_of
 from kmr.values.kept import changed
+from kmr.values.python_columns import to_column
 from kmr.values.schemas import row_type
 
 OBJECT = pa.struct([("a", pa.int64())])
@@ -96,3 +97,17 @@ def test_a_row_of_a_class_whose_value_its_declared_type_would_change_is_refused(
     assert columns.slice(0, 1).to_pylist()[0]["counts"] == [("a", 4)]
     assert list(refused) == [1]
     assert refused[1].startswith(reason)
+
+
+@pytest.mark.parametrize("number", ["1e-999999999", "-0e-999999999", "1e999999999"])
+def test_a_decimal_of_any_exponent_is_refused_and_ends_no_process(number: str) -> None:
+    kind = pa.decimal128(38, 18)
+    for value, of in (
+        (Decimal(number), kind),
+        ([Decimal(number)], pa.list_(kind)),
+        ({"a": Decimal(number)}, pa.struct([("a", kind)])),
+    ):
+        refused: dict[int, str] = {}
+        column = to_column([value, None], of, refused)
+        assert column.null_count == 2
+        assert refused[0].startswith(f"{of} cannot hold")

@@ -16,6 +16,7 @@ from kmr import Change, Debezium, Json, Record, Strategy
 from kmr.errors import StrategyError
 from kmr.sinks import StreamWriter
 from kmr.testing import run_strategy
+from kmr.values.debezium.encodings import Encoding
 
 from .envelopes import (
     BEGIN,
@@ -482,3 +483,12 @@ def test_keys_with_a_schema_name_the_row_that_is_deleted_as_keys_without_one_do(
         records,
     )
     assert [(row["op"], row["id"]) for row in rows.rows] == [("d", n) for n in (3, 4, 5, 3, 4, 5)]
+
+
+@pytest.mark.parametrize("scale", [-(2**31), 2**31 - 1])
+def test_a_scale_that_would_take_all_memory_fails_the_record(scale: int) -> None:
+    found, reasons = Encoding.of("VariableScaleDecimal").decode(
+        pa.array([{"scale": scale, "value": "AQ=="}]), pa.decimal128(38, 2), "after.price"
+    )
+    assert found.null_count == 1
+    assert list(reasons) == [0]
