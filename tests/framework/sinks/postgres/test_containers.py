@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pytest
@@ -101,7 +101,7 @@ async def test_what_the_server_would_round_or_cut_inside_of_a_value_refuses_its_
 
 DAY: Final = date(2026, 1, 31)
 MOMENT: Final = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
-OBJECTS_KEPT: Final = (
+OBJECTS_KEPT: Final[tuple[tuple[str, Any, str], ...]] = (
     ("integer[]", [1, None, -3], "{1,NULL,-3}"),
     ("integer[]", [], "{}"),
     ("integer[]", [[1, 2], [3, 4]], "{{1,2},{3,4}}"),
@@ -121,7 +121,7 @@ OBJECTS_KEPT: Final = (
     ("code[]", ["ab"], "{ab}"),
     ("jsonb", [1, 2], "[1, 2]"),
 )
-OBJECTS_REFUSED: Final = (
+OBJECTS_REFUSED: Final[tuple[tuple[str, Any, str], ...]] = (
     ("integer[]", [1, 2**31], "c{at}[] (integer[]) cannot hold [1, 2147483648]"),
     ("integer[]", [1.5], "c{at}[] (integer[]) cannot hold [1.5]"),
     ("integer[]", [[1], []], "c{at}[] (integer[]) cannot hold [[1], []]"),
