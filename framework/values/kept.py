@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _types: Any = pa.types
 _FINE: Final = ("us", "ns")
-_LEAST_EXPONENT: Final = -10_000
+_DECIMAL_PLACES: Final = {32: 9, 64: 18, 128: 38, 256: 76}
+_PLACES: Final = 10_000  # of other types
 _LISTS: Final = (list, tuple, set, frozenset, np.ndarray)
 _SAFE: Final[Sequence[tuple[Callable[[Any], bool], tuple[type, ...]]]] = (
     (_types.is_integer, (int,)),
@@ -40,9 +41,9 @@ _SAFE: Final[Sequence[tuple[Callable[[Any], bool], tuple[type, ...]]]] = (
 def changed(values: list[Any], kind: Any) -> dict[int, str]:
     """Return why values do not fit a type, though Arrow converts them."""
     classes = set(map(type, values)) - {type(None)}
-    if Decimal in classes and (tiny := {row for row, each in enumerate(values) if _is_tiny(each)}):
-        others = [None if row in tiny else each for row, each in enumerate(values)]
-        return {row: cannot_hold(kind, values[row]) for row in tiny} | changed(others, kind)
+    if Decimal in classes and (finer := _finer(values, kind)):
+        others = [None if row in finer else each for row, each in enumerate(values)]
+        return {row: cannot_hold(kind, values[row]) for row in finer} | changed(others, kind)
     if any(is_kind(kind) and classes <= set(safe) for is_kind, safe in _SAFE):
         return {}
     if _types.is_dictionary(kind):
@@ -74,9 +75,24 @@ def changed(values: list[Any], kind: Any) -> dict[int, str]:
     return refused
 
 
-def _is_tiny(value: Any) -> bool:
-    """Return whether Arrow would end the process at a decimal such as 1e-999999999."""
-    return isinstance(value, Decimal) and value.is_finite() and value.adjusted() < _LEAST_EXPONENT
+def _finer(values: list[Any], kind: Any) -> set[int]:
+    """Return the rows of decimals with more places than any type of the same width can have.
+
+    For them Arrow reads behind its table of powers of ten: it makes 0 of 1e-77, and 1e-999999999 ends the
+    process.
+    """
+    most = _DECIMAL_PLACES[kind.bit_width] if _types.is_decimal(kind) else _PLACES
+    return {
+        row
+        for row, each in enumerate(values)
+        if isinstance(each, Decimal)
+        and each.is_finite()
+        and (each.adjusted() < -most or (len(str(each)) > most and _places(each) > most))
+    }
+
+
+def _places(value: Decimal) -> int:
+    return -int(value.as_tuple().exponent)
 
 
 def cannot_hold(kind: pa.DataType, value: object) -> str:

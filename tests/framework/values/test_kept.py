@@ -111,3 +111,16 @@ def test_a_decimal_of_any_exponent_is_refused_and_ends_no_process(number: str) -
         column = to_column([value, None], of, refused)
         assert column.null_count == 2
         assert refused[0].startswith(f"{of} cannot hold")
+
+
+@pytest.mark.parametrize("kind", [pa.decimal32(9, 2), pa.decimal128(38, 2), pa.decimal256(76, 2)])
+def test_a_decimal_with_more_places_than_arrow_can_scale_is_refused_and_does_not_become_zero(
+    kind: pa.DataType,
+) -> None:
+    values = [Decimal(f"1e-{places}") for places in range(3, 400)]
+    values += [Decimal("1." + "0" * zeros + "1") for zeros in range(2, 400)]
+    refused: dict[int, str] = {}
+    column = to_column([*values, Decimal("1.25")], kind, refused)
+    assert column.null_count == len(values)
+    assert refused.keys() == set(range(len(values)))
+    assert column[-1].as_py() == Decimal("1.25")
