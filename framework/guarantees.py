@@ -320,7 +320,7 @@ def _window_rows(buffer: Buffer) -> list[WindowRows]:
 def _close_windows(
     buffer: Buffer, committer: Committer, partition: TopicPartition
 ) -> tuple[Range, ...]:
-    """Note what is closed now; return what that settles."""
+    """Note which windows are closed now; return the ranges that are settled by it."""
     last = _window_rows(buffer)[-1]
     closed_to = 0 if last.closes is None else last.closes[1]
     # After a restart, rows may close windows before all is read again that was read before it.

@@ -335,7 +335,7 @@ class _Round:
                 continue
             if not share.is_dropped:
                 share.is_busy = False
-                if at < 0:  # nobody knows whose values take long to decode, so all leave
+                if at < 0:  # the decoding is slow, and any partition may be the cause: all leave
                     shared.leave(share)
                 shared.free(share)
         if at < 0:

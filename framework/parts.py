@@ -115,7 +115,7 @@ class ReducePorts:
         self.close_outputs()
 
     def close_outputs(self) -> None:
-        """Close all but the inbox: the next stages end when they have taken what is in theirs."""
+        """Close all but the inbox. The next stages end when their own inboxes are empty."""
         if self.out is not None:
             self.out.close()
         if self.errors is not None:

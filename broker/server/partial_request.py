@@ -14,10 +14,13 @@ STILL_SECONDS: Final = 5.0
 """How long a request or an unread response may stand still while others need its memory."""
 
 _SMALL_BYTES: Final = 4 * 1024
-_GROWTH: Final = 4  # a buffer is at most so many times as large as what has arrived,
-_BEGUN_BYTES: Final = 16 * 1024  # but once so much has arrived,
-_USUAL_BYTES: Final = 1024 * 1024  # it may have this size: usual requests are not copied twice
-_BYTES_PER_SECOND: Final = 1024 * 1024  # at least, after `request_timeout`
+_GROWTH: Final = 4
+"""A buffer is at most so many times as large as what has arrived."""
+_BEGUN_BYTES: Final = 16 * 1024
+_USUAL_BYTES: Final = 1024 * 1024
+"""Once `_BEGUN_BYTES` have arrived, a buffer may have this size: usual requests are not copied twice."""
+_BYTES_PER_SECOND: Final = 1024 * 1024
+"""A client must be at least so fast after `request_timeout`."""
 
 
 class PartialRequest:

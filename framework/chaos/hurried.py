@@ -28,9 +28,8 @@ def __getattr__(name: str) -> Strategy:
 
 def hurried(strategy: Strategy) -> Strategy:
     """Return a strategy whose reducers flush soon; the one that is given stays as it is."""
-    strategy = with_offsets(
-        strategy, keyed=False
-    )  # the storm counts the rows of windows by offsets
+    # The storm counts the rows of windows by offsets.
+    strategy = with_offsets(strategy, keyed=False)
     errors = strategy.reduce_err
     return strategy.with_chains(
         lambda _, chain: [_hurried(reducer) for reducer in chain],

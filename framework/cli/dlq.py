@@ -57,7 +57,7 @@ _SPACED: Final = TextStyle(" ")
 @Parameter(name="*", negative=())
 @dataclass(frozen=True, kw_only=True)
 class LetterFilter:
-    """Conditions of letters; all that are given must hold.
+    """Chooses letters: a letter must meet each condition that is given.
 
     Parameters
     ----------
@@ -249,9 +249,7 @@ def show(
         pairs = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
         for name, value in pairs:
             if name in HEADERS:
-                shown = _shown(value, lines=True).replace(
-                    "\n", "\n    "
-                )  # a traceback has several lines
+                shown = _indented(_shown(value, lines=True))
                 if name == TIMESTAMP and shown.isdecimal():
                     shown = f"{_moment(int(shown))} UTC ({shown})"
                 console.print(f"  {name.removeprefix('kmr.')}: {shown}")
@@ -575,6 +573,11 @@ def _oldest(known: TopicLetters, topic: str, which: LetterFilter) -> str:
     if not len(rows):
         raise ConsumerError(f"{topic} has no open letter that fits; see kmr dlq list {topic}")
     return f"{known.letters.partition[rows[0]]}:{known.letters.offset[rows[0]]}"
+
+
+def _indented(lines: str) -> str:
+    """Indent the lines after the first one; a traceback has several."""
+    return lines.replace("\n", "\n    ")
 
 
 def _moment(milliseconds_: int) -> str:

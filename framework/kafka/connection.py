@@ -349,9 +349,8 @@ def _reason(error: OSError | KafkaError, config: ConnectionConfig) -> str:
     encrypted = "SSL" in config.security_protocol
     if isinstance(error, SSLError):
         return f"TLS fails ({error.reason or error}); see security.protocol and security.ssl_*"
-    closed = (
-        isinstance(error, KafkaConnectionError) and config.oauth is None
-    )  # with OAuth it means: no token
+    # With OAuth the error means that there is no token.
+    closed = isinstance(error, KafkaConnectionError) and config.oauth is None
     if closed or isinstance(error, ConnectionResetError):
         other = "require TLS, or a user and a password; see security.protocol"
         if encrypted:

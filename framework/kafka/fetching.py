@@ -160,9 +160,8 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         self._start_offsets: dict[TopicPartition, int] = {}
         self._resumed_at = 0.0
         self._sessions: dict[int, FetchSession] = {}
-        self._requests: dict[
-            int, Any
-        ] = {}  # by node: the last one, sent again while nothing changes
+        # By node: the last request is sent again while nothing changes.
+        self._requests: dict[int, Any] = {}
         self._woken: asyncio.Future[None] | None = None
         self._led: tuple[object, object, frozenset[int]] | None = None
         self._fetch_task.add_done_callback(lambda _: self.wake())

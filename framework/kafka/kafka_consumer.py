@@ -81,9 +81,8 @@ class KafkaConsumer:
         self._on_skip = on_skip
         self._start_positions = StartPositions(frozenset(), frozenset())
         self._consumer: Any = None
-        self._options: dict[str, Any] | None = (
-            None  # the certificates are those that were read at the start
-        )
+        # They have the certificates that were read at the start.
+        self._options: dict[str, Any] | None = None
         # aiokafka keeps an assignor's state in its class: so make one class for each consumer.
         self._assignor: Any = type("StickyAssignor", (StickyPartitionAssignor,), {})
         self._fetcher: BatchFetcher | None = None

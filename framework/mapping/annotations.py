@@ -225,7 +225,7 @@ def check_call(function: object, *arguments: str, tables: Container[str] = ()) -
 
 
 def _hints(function: object) -> dict[str, Any]:
-    """Return the annotations that can be resolved: nobody has to annotate a map."""
+    """Return the annotations that can be resolved; a map may have none."""
     return _resolved(function)[0]
 
 

@@ -71,19 +71,19 @@ class BackfillWatch:
     """Follows the backfill of a group until it is done.
 
     Args:
-        note: called with each new status.
+        report: called with each new status.
 
     Attributes:
         status: None as long as no backfill is known.
     """
 
     def __init__(
-        self, config: ConnectionConfig, group: str, note: Callable[[BackfillStatus], None]
+        self, config: ConnectionConfig, group: str, report: Callable[[BackfillStatus], None]
     ) -> None:
         self.status: BackfillStatus | None = None
         self._config = config
         self._group = history_group(group)
-        self._report = note
+        self._report = report
         self._pace: Pace | None = None
 
     async def run(self) -> None:

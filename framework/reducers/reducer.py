@@ -62,7 +62,7 @@ def _unknown(_stage: str) -> None:
 
 
 def _untold(_stage: str, _types: Mapping[str, pa.DataType]) -> None:
-    """Tell nobody."""
+    """Ignore what a sink stores."""
 
 
 def _uncounted(_stage: str, _what: str, _values: int) -> None:

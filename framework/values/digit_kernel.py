@@ -22,7 +22,7 @@ _LOWER = 32  # the bit that makes E an e
 
 
 class Digits(NamedTuple):
-    """What bytes may have. What is False they do not have.
+    """Which digits bytes may have: False means that they have none of the kind.
 
     Attributes:
         fine: a point and 7 digits after it.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _types: Any = pa.types
 _FINE: Final = ("us", "ns")
 _DECIMAL_PLACES: Final = {32: 9, 64: 18, 128: 38, 256: 76}
-_PLACES: Final = 10_000  # of other types
+_PLACES: Final = 10_000  # the most of a decimal for other types
 _LISTS: Final = (list, tuple, set, frozenset, np.ndarray)
 _SAFE: Final[Sequence[tuple[Callable[[Any], bool], tuple[type, ...]]]] = (
     (_types.is_integer, (int,)),

@@ -402,15 +402,14 @@ def _arrow_of_map(kind: inspect.DictType, path: str) -> tuple[pa.DataType, Conve
 
     def converted(items: Mapping[Any, Any]) -> dict[Any, Any]:
         return {
-            name if key_convert is None else key_convert(name): value
-            if convert is None or value is None
-            else convert(value)
+            (name if key_convert is None else key_convert(name)): (
+                value if convert is None or value is None else convert(value)
+            )
             for name, value in items.items()
         }
 
-    return _pa.map_(
-        key, pa.field("value", arrow, nullable=nullable)
-    ), dict if key_convert is convert is None else converted
+    made: pa.DataType = _pa.map_(key, pa.field("value", arrow, nullable=nullable))
+    return made, dict if key_convert is None and convert is None else converted
 
 
 def _arrow_of_struct(

@@ -1,6 +1,6 @@
 """Fetches of one partition without a session that repeat the connection's last one at another offset.
 
-Most consumers fetch like this. Whatever is unusual about one of them is left to `Fetch`.
+Most consumers fetch like this. `Fetch` answers all others, and every fetch that fails.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class PostgresColumn(NamedTuple):
 
     @property
     def stored(self) -> pa.DataType:
-        """The Arrow type like it, also of what is inside."""
+        """The Arrow type of the stored values; an array is a list, a composite a struct."""
         if self.form == "array":
             return pa.list_(self.items[0].stored)
         if self.form == "row":

@@ -1,4 +1,4 @@
-"""The compiled search for digits finds whatever a regular expression finds."""
+"""The compiled search finds the digits that regular expressions find."""
 
 from __future__ import annotations
 
