@@ -19,11 +19,12 @@ import pyarrow as pa  # noqa: TC002  a user would write the annotations too
 
 from bench.job import FLUSH_ROWS, Job
 from bench.process import Stopwatch, Taken
-from kmr import Reducer, Strategy, map_batch, map_record
+from kmr import Strategy, map_batch, map_record
 from kmr.record import Record  # noqa: TC001
 from kmr.service.process import freeze_modules, keep_freed_memory
 from kmr.settings import Settings
 from kmr.sinks import ClickHouseWriter
+from kmr.types import Reducer
 from kmr.worker import Worker
 
 if TYPE_CHECKING:

@@ -26,10 +26,11 @@ import structlog
 from rich.console import Console
 
 from demo.processes import Children, free_port
-from kmr import Reducer, Strategy, map_batch
+from kmr import Strategy, map_batch
 from kmr.broker.client import BatchProducer
 from kmr.service.process import freeze_modules, keep_freed_memory
 from kmr.settings import Settings
+from kmr.types import Reducer
 from kmr.worker import Worker
 
 if TYPE_CHECKING:

@@ -12,14 +12,13 @@ import pyarrow as pa
 from anyio import to_thread
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from kmr import Reducer, Retry
+from kmr.types import Reducer, Retry
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-    from kmr import Context
     from kmr.record import TopicPartition
-    from kmr.types import Rows
+    from kmr.types import Context, Rows
 
 
 class CommitAfterInsert(Reducer):

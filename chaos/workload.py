@@ -29,7 +29,7 @@ from kmr.sinks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kmr import Reducer
+    from kmr.types import Reducer
 
 Mode = Literal[
     "exactly-once", "at-least-once", "at-most-once", "commit-after-insert", "resume-from-max"

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from .reducers.aggregate import Aggregate as Aggregate
     from .reducers.collect import Batcher as Batcher
     from .reducers.collect import Collect as Collect
-    from .reducers.reducer import Context as Context
-    from .reducers.reducer import Reducer as Reducer
-    from .reducers.reducer import Retry as Retry
     from .running import run as run
     from .strategy import ErrorLimit as ErrorLimit
     from .strategy import Strategy as Strategy

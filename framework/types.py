@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from .record import Rows as Rows
     from .record import TopicPartition as TopicPartition
     from .reducers.finding import Finding as Finding
+    from .reducers.reducer import Context as Context
     from .reducers.reducer import Limits as Limits
     from .reducers.reducer import OnError as OnError
     from .reducers.reducer import OnShutdown as OnShutdown
     from .reducers.reducer import Policies as Policies
+    from .reducers.reducer import Reducer as Reducer
+    from .reducers.reducer import Retry as Retry
     from .reducers.reducer import SizeLimits as SizeLimits
     from .reducers.reducer import WhenFull as WhenFull
     from .reducers.sink import Capabilities as Capabilities

@@ -26,9 +26,9 @@ from kmr.sinks import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kmr import Reducer
     from kmr.chaos.delivered import Counts
     from kmr.testing import StartBroker
+    from kmr.types import Reducer
 
 AT = TopicPartition("t", 0)
 

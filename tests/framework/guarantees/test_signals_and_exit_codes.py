@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 STRATEGIES = """
 import re, sys, threading, time
-from kmr import Reducer, Strategy, map_record
+from kmr import Strategy, map_record
+from kmr.types import Reducer
 from kmr.sinks import KafkaWriter, StreamWriter
 
 @map_record

@@ -59,7 +59,8 @@ import anyio
 import msgspec
 import pyarrow as pa
 from google.protobuf.wrappers_pb2 import StringValue
-from kmr import Aggregate, Batcher, Collect, ErrorLimit, Reducer, Retry, Strategy
+from kmr import Aggregate, Batcher, Collect, ErrorLimit, Strategy
+from kmr.types import Reducer, Retry
 from kmr import Avro, Debezium, Json, Lookup, Protobuf, Record, Retries, TopicMap, map_batch, map_record
 from kmr.reducers.collect import one_table
 from kmr.reducers.sink import Capabilities, Refusal, RowsRefused, Sink
