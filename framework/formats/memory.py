@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _WORD: Final = ir.IntType(64)
 _WIDE: Final = ir.IntType(128)
+_BLOCK: Final = ir.VectorType(ir.IntType(8), 32)
+_FIRST: Final = ir.Constant(ir.IntType(32), 0)
 
 
 def load8(at: Any) -> Any:
@@ -29,8 +31,20 @@ def store64(at: Any, word: Any) -> None:
     """Write 8 bytes at an address, aligned or not."""
 
 
-def zero_bytes(word: Any) -> Any:
-    """Return the number of bytes below the lowest bit of a word that is not 0."""
+def copy32(to: Any, at: Any) -> None:
+    """Copy the 32 bytes at an address to another; they may overlap."""
+
+
+def equal_bytes(at: Any, byte: Any) -> Any:
+    """Return a bit for each of the 32 bytes at an address: whether it equals `byte`."""
+
+
+def bytes_below(at: Any, byte: Any) -> Any:
+    """Return a bit for each of the 32 bytes at an address: whether it is less than `byte`."""
+
+
+def trailing_zeros(word: Any) -> Any:
+    """Return the number of zeros below the lowest bit of a word; 64 if it is 0."""
 
 
 def leading_zeros(word: Any) -> Any:
@@ -61,9 +75,28 @@ def _write_store64(builder: Any, at: Any, word: Any) -> Any:
     builder.store(word, _pointer(builder, at, 64), align=1)
 
 
-def _write_zero_bytes(builder: Any, word: Any) -> Any:
-    zeros = builder.cttz(word, ir.Constant(ir.IntType(1), 1))
-    return builder.lshr(zeros, ir.Constant(_WORD, 3))
+def _write_copy32(builder: Any, to: Any, at: Any) -> None:
+    block = builder.load(builder.inttoptr(at, _BLOCK.as_pointer()), align=1)
+    builder.store(block, builder.inttoptr(to, _BLOCK.as_pointer()), align=1)
+
+
+def _writer_of_marks(relation: str) -> Callable[..., Any]:
+    def write(builder: Any, at: Any, byte: Any) -> Any:
+        block = builder.load(builder.inttoptr(at, _BLOCK.as_pointer()), align=1)
+        one = builder.insert_element(
+            ir.Constant(_BLOCK, ir.Undefined), builder.trunc(byte, ir.IntType(8)), _FIRST
+        )
+        all_ = builder.shuffle_vector(
+            one, one, ir.Constant(ir.VectorType(ir.IntType(32), 32), None)
+        )
+        marks = builder.icmp_unsigned(relation, block, all_)
+        return builder.zext(builder.bitcast(marks, ir.IntType(32)), _WORD)
+
+    return write
+
+
+def _write_trailing_zeros(builder: Any, word: Any) -> Any:
+    return builder.cttz(word, ir.Constant(ir.IntType(1), 0))
 
 
 def _write_leading_zeros(builder: Any, word: Any) -> Any:
@@ -83,7 +116,10 @@ _INTRINSICS: Final[dict[Callable[..., Any], tuple[Callable[..., Any], str, tuple
     load8: (_write_load8, "int64", ("int64",)),
     load64: (_write_load64, "uint64", ("int64",)),
     store64: (_write_store64, "void", ("int64", "uint64")),
-    zero_bytes: (_write_zero_bytes, "int64", ("uint64",)),
+    copy32: (_write_copy32, "void", ("int64", "int64")),
+    equal_bytes: (_writer_of_marks("=="), "uint64", ("int64", "int64")),
+    bytes_below: (_writer_of_marks("<"), "uint64", ("int64", "int64")),
+    trailing_zeros: (_write_trailing_zeros, "int64", ("uint64",)),
     leading_zeros: (_write_leading_zeros, "int64", ("uint64",)),
     high_product: (_write_high_product, "uint64", ("uint64", "uint64")),
     bits_of: (_write_bits_of, "int64", ("float64",)),

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...formats.machine_code import BYTES, INT32S, INT64S, NUMBER, load
-from ...formats.memory import load8, load64, store64
+from ...formats.memory import bytes_below, copy32, load8
 from .frame import CHILD, LEVEL, SlotArrays
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ _SIMPLE: Final = frozenset({"integer", "float", "double", "boolean", "text", "by
 _WORD: Final = 64  # bits of a slot
 _LARGEST_SECONDS: Final = 2**63 // 10**6 - 1
 _LARGEST = 2**31 - 1  # bytes of a column of text
+_BLOCK = 32  # bytes that are copied together
 
 
 @dataclass(slots=True)
@@ -414,10 +415,10 @@ def gather(
     _kernels()["_offsets_of"](pieces, there, offsets, total)
     if total[0] > _LARGEST:
         return offsets[:0], np.empty(0, np.uint8), True
-    out = np.empty(int(total[0]) + 8, np.uint8)
+    out = np.empty(int(total[0]) + _BLOCK, np.uint8)
     addresses = np.array([data.ctypes.data, out.ctypes.data], np.int64)
     _kernels()["_copy_pieces"](addresses, len(data), pieces, offsets, out, total)
-    return offsets, out[:-8], not total[1]
+    return offsets, out[:-_BLOCK], not total[1]
 
 
 def gather_fixed(
@@ -456,22 +457,25 @@ def _copy_pieces(
 ) -> None:
     base, out_base = addresses[0], addresses[1]
     end = base + size
+    high = np.uint64(0)  # not 0: a byte is not ASCII
     for row in range(len(pieces)):
         start, to = base + (pieces[row] >> 32), out_base + np.int64(offsets[row])
-        stop = out_base + np.int64(offsets[row + 1])
-        # 8 bytes at a time: the next piece overwrites bytes that were copied beyond the end.
-        while to < stop and start + 8 <= end:
-            store64(to, load64(start))
-            start += 8
-            to += 8
-        while to < stop:
+        left = np.int64(offsets[row + 1]) - np.int64(offsets[row])
+        # A block at a time: the next piece overwrites bytes that were copied beyond the end.
+        while left > 0 and start + _BLOCK <= end:
+            copy32(to, start)
+            beyond = np.uint64(max(_BLOCK - left, np.int64(0)))
+            high |= ~bytes_below(start, 0x80) & (np.uint64(0xFFFFFFFF) >> beyond)
+            start += _BLOCK
+            to += _BLOCK
+            left -= _BLOCK
+        while left > 0:
             out[to - out_base] = load8(start)
+            high |= np.uint64(load8(start) >> 7)
             start += 1
             to += 1
-    high = np.uint8(0)
-    for i in range(len(out) - 8):
-        high |= out[i]
-    total[1] = high >= 0x80
+            left -= 1
+    total[1] = high != np.uint64(0)
 
 
 def _copy_fixed(data: Ints, pieces: Ints, valid: Ints, size: int, out: Ints) -> None:

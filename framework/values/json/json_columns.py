@@ -32,7 +32,7 @@ from ..python_columns import to_column
 from ..registry.framing import NULL, raw_values
 from ..schemas import item_of, nested_columns, row_type
 from . import json_kernel as kernel
-from .json_texts import unescape
+from .json_texts import copy_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -405,12 +405,15 @@ class _Cells(Slots):
         if value is None:  # the keys of a map
             return super().array(column, data, bad)
         others = []
-        if self.scratch.others[column.first] > 1 << kernel.NULL:
+        kinds = self.scratch.others[column.first]
+        if kinds > 1 << kernel.NULL:
             found = self.is_valid(column.first).view(np.uint8)
             others = list(self._others(column, value, found.copy()))
-            found[:] = found == kernel.VALUE
+            found[:] = (found == kernel.VALUE) | (found == kernel.ESCAPED)
         if value.code == kernel.RAW:
             array = _pa.nulls(int(self.cursors[column.level]), value.type)
+        elif kinds & 1 << kernel.ESCAPED:
+            array = self._texts(column)
         else:
             array = super().array(column, data, bad)
         if value.allowed is not None or value.pattern is not None:
@@ -425,24 +428,23 @@ class _Cells(Slots):
         """Return the validity of a column; None if no value is null."""
         return super().bitmap(column) if self.scratch.others[column] else None
 
+    def _texts(self, column: SlotColumn) -> Any:
+        """Return a column of texts, of which some have escapes."""
+        valid = self.is_valid(column.first)
+        offsets, texts, wrong = copy_texts(self._data, self.of(column.first), valid)
+        self.leave(column, wrong)
+        if not len(offsets):
+            self.leave(column, np.arange(len(valid)))
+            return _pa.nulls(len(valid), column.type)
+        buffers = [self.bitmap(column.first), _pa.py_buffer(offsets), _pa.py_buffer(texts)]
+        array, wrong = valid_texts(_pa.Array.from_buffers(pa.string(), len(valid), buffers))
+        self.leave(column, wrong)
+        return array
+
     def _others(
         self, column: SlotColumn, value: _Value, found: NDArray[np.uint8]
     ) -> Iterator[tuple[NDArray[np.int64], Any]]:
         """Yield the rows that hold no plain value, with their values."""
-        rows = np.flatnonzero(found == kernel.ESCAPED)
-        if len(rows):
-            pieces = self.of(column.first)[rows]
-            offsets, texts = unescape(self._data, pieces)
-            if len(offsets):
-                buffers = [None, _pa.py_buffer(offsets), _pa.py_buffer(texts)]
-                array = _pa.Array.from_buffers(pa.string(), len(rows), buffers)
-                array, wrong = valid_texts(array)
-                self.leave(column, rows[wrong])
-                if value.allowed is not None or value.pattern is not None:
-                    self._check_texts(column, value, array, rows)
-                yield rows, array.cast(value.type)
-            else:
-                self.leave(column, rows)
         rows = np.flatnonzero(found == kernel.ODD)
         if len(rows):
             yield rows, self._decoded(column, value, rows)
@@ -453,17 +455,14 @@ class _Cells(Slots):
                 one = default.convert(default.default) if default.convert else default.default
                 yield rows, pa.array([one] * len(rows), value.type)
 
-    def _check_texts(
-        self, column: SlotColumn, value: _Value, texts: Any, rows: NDArray[np.int64] | None = None
-    ) -> None:
+    def _check_texts(self, column: SlotColumn, value: _Value, texts: Any) -> None:
         """Leave rows to msgspec whose text is not allowed."""
         good: Any
         if value.allowed is not None:
             good = _pc.or_(_pc.is_in(texts, value_set=value.allowed), texts.is_null())
         else:
             good = _pc.match_substring_regex(texts, value.pattern).fill_null(True)  # noqa: FBT003
-        refused = np.flatnonzero(~good.to_numpy(zero_copy_only=False).astype(np.bool_))
-        self.leave(column, refused if rows is None else rows[refused])
+        self.leave(column, np.flatnonzero(~good.to_numpy(zero_copy_only=False).astype(np.bool_)))
 
     def _cast(self, column: SlotColumn, value: _Value, array: Any) -> Any:
         if value.code != kernel.FLOAT:

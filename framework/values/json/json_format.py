@@ -17,7 +17,7 @@ from ..encoding import refuse
 from ..registry.registry import PerProcess, RegisteredSchema, Registry
 from ..schemas import row_type
 from ..typed import TypedFormat
-from ..value_format import Decoded, DecodedObjects, reason_of_value
+from ..value_format import Decoded, DecodedObjects
 from .json_schema import registered_columns
 
 if TYPE_CHECKING:
@@ -162,11 +162,11 @@ class Json(TypedFormat):
     def rounded(self, values: pa.BinaryArray, search: DigitSearch) -> Iterator[tuple[int, str]]:
         for row in search.in_json(values):
             with suppress(msgspec.MsgspecError, RecursionError):  # it is no object
+                text = values[row].as_py()
                 try:
-                    plain = _PLAIN.decode(values[row].as_py())
-                except UnicodeDecodeError as error:  # in a field that the type lacks
-                    yield row, reason_of_value(error)
-                    continue
+                    plain = _PLAIN.decode(text)
+                except UnicodeDecodeError:  # in a field that the type lacks
+                    plain = _PLAIN.decode(text.decode(errors="replace"))
                 if (reason := search.reason(plain)) is not None:
                     yield row, reason
 

@@ -30,7 +30,6 @@ from .json_texts import (
     QUOTE,
     skip_spaces,
     skip_value,
-    string_end,
     text_end,
     word_end,
 )
@@ -167,21 +166,19 @@ def _guess(at: Int, end: Int, nodes: Ints, container: Int, place: Int, names: In
 
 @inlined
 def _scalar(  # noqa: C901
-    at: Int, end: Int, base: Int, code: Int, low: Int, high: Int, nullable: Int
+    at: Int, end: Int, limit: Int, base: Int, code: Int, low: Int, high: Int, nullable: Int
 ) -> tuple[Int, Int, Int]:
     """Read a value that has one slot: the address after it (-1: not valid), what it is, and its slot."""
     byte = load8(at)
     start = at
     if byte == QUOTE:
+        close, plain = text_end(at + 1, end, limit)
+        at = close + 1 if close >= 0 else close
         if code == TEXT:
-            close, plain = text_end(at + 1, end)
             kind = np.int64(VALUE) if plain else np.int64(ESCAPED)
-            at = close + 1 if close >= 0 else close
             return at, kind, ((start + 1 - base) << 32) | (close - start - 1)
-        close, plain = string_end(at + 1, end)
-        if close < 0:
-            return close, np.int64(ODD), np.int64(0)
-        at = close + 1
+        if at < 0:
+            return at, np.int64(ODD), np.int64(0)
         if code == DATETIME:
             moment, is_one = moment_of(start + 1, close)
             if is_one:
@@ -204,7 +201,7 @@ def _scalar(  # noqa: C901
             if is_one and (has_exponent or is_kept(mantissa, power, high)):
                 return at, np.int64(VALUE), value
     elif byte in (OPEN, LIST):
-        at = skip_value(at, end)
+        at = skip_value(at, end, limit)
         if at < 0:
             return at, np.int64(ODD), np.int64(0)
     else:
@@ -316,7 +313,7 @@ def kernel() -> Kernel:
         __name__,
         JsonProgram(INT64_TABLE, INT64S, INT64S, BYTES, INT64S),
         JsonScratch(INT64_TABLE, INT64S, INT64_TABLE, INT64_TABLE, INT64S, BYTES),
-        tuple(each.__module__ for each in (as_float, string_end, day_of)),
+        tuple(each.__module__ for each in (as_float, text_end, day_of)),
     )
 
 
@@ -329,6 +326,7 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
     The slots of the row are MISSING before.
     """
     base, names = batch.memory[ADDRESS], program.names_at[0]
+    limit = base + len(batch.data)
     nodes, table = program.nodes, program.table
     bases, capacities = slot_arrays.bases, slot_arrays.capacities
     slots, valid, cursors = slot_arrays.values, slot_arrays.valid, slot_arrays.cursors
@@ -379,7 +377,7 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                 if field >= 0:
                     close = at + 1 + nodes[np.uint64(field), NAME_SIZE]
                 else:
-                    close, plain = string_end(at + 1, end)
+                    close, plain = text_end(at + 1, end, limit)
                     if close < 0 or not plain:
                         state = _LEFT
                         continue
@@ -399,11 +397,7 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                     _expect(followers, np.uint64(place), begin, at - begin, field)
                 place = field
             if place < 0 or place >= count:
-                if load8(at) == QUOTE:
-                    at, _ = string_end(at + 1, end)
-                    at = at + 1 if at >= 0 else at
-                else:
-                    at = skip_value(at, end)
+                at = skip_value(at, end, limit)
                 if at < 0 or nodes[container, CLOSED]:
                     state = _LEFT
                 continue
@@ -419,7 +413,7 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
             code = nodes[line, CODE]
             if code < OBJECT:
                 at, kind, cell = _scalar(
-                    at, end, base, code, nodes[line, LOW], nodes[line, HIGH],
+                    at, end, limit, base, code, nodes[line, LOW], nodes[line, HIGH],
                     nodes[line, NULLABLE],
                 )  # fmt: skip
                 slots[slot] = cell
@@ -509,7 +503,7 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                 if at >= end or load8(at) != QUOTE:
                     state = _LEFT
                     continue
-                close, plain = string_end(at + 1, end)
+                close, plain = text_end(at + 1, end, limit)
                 depth = nodes[container, MASK]
                 # Of keys with escapes two may be equal.
                 if (

@@ -1,7 +1,8 @@
 """Texts and values of JSON, compiled: where they end, and whether they are valid.
 
 `at` and `end` are addresses: an array as an argument would cost a counted reference in each call, which takes
-longer than the work. Every address is checked against the end of its row before it is read.
+longer than the work. Every address is checked before it is read: a byte against the end of its row, `BLOCK`
+bytes together against `limit`, the end of the memory of all rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...formats.machine_code import BYTES, INT32S, INT64S, NUMBER, compiled, inlined, load
-from ...formats.memory import load8, load64, store64, zero_bytes
+from ...formats.memory import bytes_below, copy32, equal_bytes, load8, trailing_zeros
 from .json_numbers import scan_number
 
 if TYPE_CHECKING:
@@ -23,12 +24,17 @@ if TYPE_CHECKING:
 _DEEPEST = 60  # levels of a value that is skipped
 _LARGEST = 2**31 - 1  # bytes of a column of text
 
-_ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
-_QUOTES, _SLASHES = np.uint64(0x2222222222222222), np.uint64(0x5C5C5C5C5C5C5C5C)
-_SPACES = np.uint64(0x2020202020202020)
+BLOCK = 32  # bytes that are looked at together
+_EVEN = np.uint64(0x55555555)
+_ONE = np.uint64(1)
 
-QUOTE, _BACKSLASH, COMMA, COLON, MINUS = 34, 92, 44, 58, 45
+_SPACE, QUOTE, _BACKSLASH, COMMA, COLON, MINUS = 32, 34, 92, 44, 58, 45
 OPEN, CLOSE, LIST, LIST_END = 123, 125, 91, 93
+_SIMPLE = np.zeros(
+    256, np.uint8
+)  # the character of an escape of two bytes; 0: it is no such escape
+for _letter, _character in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
+    _SIMPLE[_letter] = _character
 
 
 @compiled
@@ -40,60 +46,6 @@ def skip_spaces(at: Int, end: Int) -> Int:
             break
         at += 1
     return at
-
-
-@inlined
-def _stops(word: Int) -> Int:
-    """Mark bytes that are `"`, `\\` or a control by their highest bit; only the first mark is certain."""
-    quotes = word ^ _QUOTES
-    slashes = word ^ _SLASHES
-    return (
-        ((quotes - _ONES) & ~quotes) | ((slashes - _ONES) & ~slashes) | ((word - _SPACES) & ~word)
-    ) & _HIGHS
-
-
-@compiled
-def _plain(at: Int, end: Int) -> Int:
-    """Return the address of the next byte of a string that is `"`, `\\`, a control or not ASCII."""
-    while at + 8 <= end:
-        word = load64(at)
-        found = _stops(word) | (word & _HIGHS)
-        if found != np.uint64(0):
-            return at + zero_bytes(found)
-        at += 8
-    while at < end:
-        byte = load8(at)
-        if byte in (QUOTE, _BACKSLASH) or byte < 32 or byte >= 128:
-            break
-        at += 1
-    return at
-
-
-@compiled
-def _utf8(at: Int, end: Int) -> Int:
-    """Return the address after one character that is not ASCII, or -1 if it is not valid UTF-8."""
-    first = load8(at)
-    if first < 0xC2 or first > 0xF4:
-        return np.int64(-1)
-    size = 2 if first < 0xE0 else (3 if first < 0xF0 else 4)
-    if at + size > end:
-        return np.int64(-1)
-    second = load8(at + 1)
-    low, high = 0x80, 0xBF
-    if first == 0xE0:
-        low = 0xA0
-    elif first == 0xED:
-        high = 0x9F
-    elif first == 0xF0:
-        low = 0x90
-    elif first == 0xF4:
-        high = 0x8F
-    if second < low or second > high:
-        return np.int64(-1)
-    for position in range(at + 2, at + size):
-        if load8(position) & 0xC0 != 0x80:
-            return np.int64(-1)
-    return at + size
 
 
 @compiled
@@ -121,17 +73,9 @@ def _escape(at: Int, end: Int) -> tuple[Int, Int]:
     """Read an escape: the address after it, or -1 if it is not valid, and the character."""
     if at + 1 >= end:
         return np.int64(-1), np.int64(0)
-    byte = load8(at + 1)
-    if byte in (34, 92, 47):  # " \\ /
-        return at + 2, byte
-    if byte in (98, 102, 110, 114, 116):  # b f n r t
-        if byte == 98:
-            return at + 2, np.int64(8)
-        if byte == 102:
-            return at + 2, np.int64(12)
-        if byte == 110:
-            return at + 2, np.int64(10)
-        return at + 2, np.int64(13 if byte == 114 else 9)
+    simple = np.int64(_SIMPLE[load8(at + 1)])
+    if simple > 0:
+        return at + 2, simple
     code = _unit(at, end)
     if 0xDC00 <= code <= 0xDFFF:  # a lone surrogate
         return np.int64(-1), code
@@ -144,55 +88,71 @@ def _escape(at: Int, end: Int) -> tuple[Int, Int]:
 
 
 @compiled
-def string_end(at: Int, end: Int) -> tuple[Int, bool]:
-    """Return the address of the quote that ends a string (-1: none), and whether it has no escapes."""
+def text_end(at: Int, end: Int, limit: Int) -> tuple[Int, bool]:
+    """Return the address of the quote that ends a string (-1: none), and whether it has no escapes.
+
+    Neither escapes nor UTF-8 are checked: `copy_texts` and `valid_texts` check those of a column together.
+    """
     plain = True
-    while True:
-        at = _plain(at, end)
-        if at >= end:
-            return np.int64(-1), plain
+    escaped = np.uint64(0)  # 1: the byte at `at` follows a backslash that is not escaped itself
+    while at < end and at + BLOCK <= limit:
+        slashes = equal_bytes(at, _BACKSLASH)
+        stops = equal_bytes(at, QUOTE) | bytes_below(at, _SPACE)
+        if slashes | escaped != np.uint64(0):
+            plain = plain and trailing_zeros(stops) < trailing_zeros(slashes)
+            # A run of backslashes escapes the byte behind it if its length is odd.
+            slashes &= ~escaped
+            behind = (slashes << _ONE) | escaped
+            ends = slashes + (slashes & ~_EVEN & ~behind)
+            stops &= ~((_EVEN ^ (ends << _ONE)) & behind)
+            escaped = (ends >> np.uint64(BLOCK)) & _ONE
+        if stops != np.uint64(0):
+            at += trailing_zeros(stops)
+            return (at if at < end and load8(at) == QUOTE else np.int64(-1)), plain
+        at += BLOCK
+    while at < end:
         byte = load8(at)
-        if byte == QUOTE:
-            return at, plain
-        if byte >= 128:
-            at = _utf8(at, end)
+        if escaped != np.uint64(0):
+            escaped = np.uint64(0)
         elif byte == _BACKSLASH:
             plain = False
-            at, _ = _escape(at, end)
-        else:
-            return np.int64(-1), plain
-        if at < 0:
+            escaped = _ONE
+        elif byte == QUOTE:
             return at, plain
+        elif byte < _SPACE:
+            break
+        at += 1
+    return np.int64(-1), plain
 
 
 @compiled
-def text_end(at: Int, end: Int) -> tuple[Int, bool]:
-    """Do as `string_end`, but let invalid UTF-8 pass: `Slots.array` checks the texts of a column together."""
-    plain = True
-    while True:
-        while at + 8 <= end:
-            word = load64(at)
-            found = _stops(word)
-            if found != np.uint64(0):
-                at += zero_bytes(found)
-                break
-            at += 8
-        while at < end:
-            byte = load8(at)
-            if byte in (QUOTE, _BACKSLASH) or byte < 32:
-                break
+def _next_escape(at: Int, end: Int, limit: Int) -> Int:
+    """Return the address of the next backslash, or `end`."""
+    while at < end and load8(at) != _BACKSLASH:
+        if at + BLOCK <= limit:
+            at += min(trailing_zeros(equal_bytes(at, _BACKSLASH)), BLOCK)
+        else:
             at += 1
-        if at >= end:
-            return np.int64(-1), plain
-        byte = load8(at)
-        if byte == QUOTE:
-            return at, plain
-        if byte != _BACKSLASH:
-            return np.int64(-1), plain
-        plain = False
-        at, _ = _escape(at, end)
-        if at < 0:
-            return at, plain
+    return min(at, end)
+
+
+@compiled
+def skip_string(at: Int, end: Int, limit: Int) -> Int:
+    """Return the address after a string, or -1 if it is not valid; UTF-8 is not checked.
+
+    `at`: the address after the first quote.
+    """
+    close, plain = text_end(at, end, limit)
+    if close < 0:
+        return close
+    if not plain:
+        at = _next_escape(at, close, limit)
+        while at < close:
+            at, _ = _escape(at, close)
+            if at < 0:
+                return at
+            at = _next_escape(at, close, limit)
+    return close + 1
 
 
 @compiled
@@ -210,12 +170,11 @@ def word_end(at: Int, end: Int) -> Int:
 
 
 @compiled
-def _scalar(at: Int, end: Int) -> Int:
+def _scalar(at: Int, end: Int, limit: Int) -> Int:
     """Return the address after a string, number or word, or -1."""
     byte = load8(at)
     if byte == QUOTE:
-        at, _ = string_end(at + 1, end)
-        return at + 1 if at >= 0 else at
+        return skip_string(at + 1, end, limit)
     if byte == MINUS or 48 <= byte <= 57:
         at, _, _, _ = scan_number(at, end)
         return at
@@ -223,21 +182,21 @@ def _scalar(at: Int, end: Int) -> Int:
 
 
 @compiled
-def _key_end(at: Int, end: Int) -> Int:
+def _key_end(at: Int, end: Int, limit: Int) -> Int:
     """Return the address after a key and its colon, or -1."""
     if at >= end or load8(at) != QUOTE:
         return np.int64(-1)
-    at, _ = string_end(at + 1, end)
+    at = skip_string(at + 1, end, limit)
     if at < 0:
         return at
-    at = skip_spaces(at + 1, end)
+    at = skip_spaces(at, end)
     if at >= end or load8(at) != COLON:
         return np.int64(-1)
     return at + 1
 
 
 @compiled
-def skip_value(at: Int, end: Int) -> Int:  # noqa: C901
+def skip_value(at: Int, end: Int, limit: Int) -> Int:  # noqa: C901
     """Return the address after a value of any kind, or -1 if it is not valid or too deep."""
     depth = 0
     kinds = np.uint64(0)  # a bit for each level: 1 is an object
@@ -259,12 +218,12 @@ def skip_value(at: Int, end: Int) -> Int:  # noqa: C901
                     return np.int64(-1)
                 kinds = (kinds << np.uint64(1)) | np.uint64(is_object)
                 if is_object:
-                    at = _key_end(at, end)
+                    at = _key_end(at, end, limit)
                     if at < 0:
                         return at
                 continue
         else:
-            at = _scalar(at, end)
+            at = _scalar(at, end, limit)
             if at < 0:
                 return at
         # After a value: the end of levels, or the next value.
@@ -277,7 +236,7 @@ def skip_value(at: Int, end: Int) -> Int:  # noqa: C901
             if byte == COMMA:
                 at += 1
                 if is_object:
-                    at = _key_end(skip_spaces(at, end), end)
+                    at = _key_end(skip_spaces(at, end), end, limit)
                     if at < 0:
                         return at
                 break
@@ -290,56 +249,78 @@ def skip_value(at: Int, end: Int) -> Int:  # noqa: C901
             return at
 
 
-def unescape(
-    data: NDArray[np.uint8], pieces: NDArray[np.int64]
-) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Concatenate texts that have escapes, without these. Returns Arrow offsets and bytes.
+def copy_texts(
+    data: NDArray[np.uint8], pieces: NDArray[np.int64], valid: NDArray[np.bool_]
+) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int64]]:
+    """Concatenate texts without their escapes; a null has none.
 
-    Returns no offsets where they would not fit into 32 bits.
+    Returns:
+        Arrow offsets (none where they would not fit into 32 bits), bytes, and the rows whose escapes are not
+        valid, which have no text.
     """
     offsets = np.zeros(len(pieces) + 1, np.int32)
-    size = int((pieces & 0xFFFFFFFF).sum())
+    wrong = np.zeros(len(pieces), np.uint8)
+    size = int((pieces & 0xFFFFFFFF).sum(where=valid))
     if size > _LARGEST:
-        return offsets[:0], np.empty(0, np.uint8)
-    out = np.empty(size + 8, np.uint8)
+        return offsets[:0], np.empty(0, np.uint8), np.flatnonzero(wrong)
+    out = np.empty(size + BLOCK, np.uint8)
     addresses = np.array([data.ctypes.data, out.ctypes.data], np.int64)
-    _kernels()["_unescape"](addresses, len(data), pieces, offsets, out)
-    return offsets, out[: offsets[-1]]
+    there = valid.view(np.uint8)
+    _kernels()["_copy_texts"](addresses, len(data), pieces, there, offsets, out, wrong)
+    return offsets, out[: offsets[-1]], np.flatnonzero(wrong)
 
 
 @cache
 def _kernels() -> dict[str, Kernel]:
-    signature = (INT64S, NUMBER, INT64S, INT32S, BYTES)
-    return load(__name__, {"_unescape": signature}, depends_on=(scan_number.__module__,))
+    signature = (INT64S, NUMBER, INT64S, BYTES, INT32S, BYTES, BYTES)
+    return load(__name__, {"_copy_texts": signature}, depends_on=(scan_number.__module__,))
 
 
-def _unescape(addresses: Ints, size: int, pieces: Ints, offsets: Ints, out: Ints) -> None:
-    base, begin = addresses[0], addresses[1]
-    last = base + size
-    to = begin
+def _copy_texts(
+    addresses: Ints, size: int, pieces: Ints, valid: Ints, offsets: Ints, out: Ints, wrong: Ints
+) -> None:
+    base, out_base = addresses[0], addresses[1]
+    limit = base + size
+    to = np.int64(0)
     for row in range(len(pieces)):
-        offsets[row] = to - begin
+        offsets[row] = to
         at = base + (pieces[row] >> 32)
         end = at + (pieces[row] & 0xFFFFFFFF)
-        while at < end:
-            # 8 bytes at a time: those behind a backslash are overwritten.
-            if at + 8 <= last:
-                word = load64(at)
-                slashes = word ^ _SLASHES
-                found = (slashes - _ONES) & ~slashes & _HIGHS
-                count = np.int64(8) if found == np.uint64(0) else zero_bytes(found)
-                count = min(count, end - at)
-                store64(to, word)
-            else:
-                count = np.int64(load8(at) != _BACKSLASH)
-                if count > 0:
-                    out[to - begin] = load8(at)
-            at += count
-            to += count
-            if count < 8 and at < end and load8(at) == _BACKSLASH:
-                at, code = _escape(at, end)
-                to += _write_utf8(out, to - begin, code)
-    offsets[len(pieces)] = to - begin
+        while valid[row] and at < end:
+            block = at
+            stop = min(block + BLOCK, end)
+            slashes = _slashes(at, limit)
+            while at < stop:
+                part = min(block + trailing_zeros(slashes), stop) - at
+                if at + BLOCK <= limit:
+                    copy32(out_base + to, at)  # what is beyond the part is overwritten
+                else:
+                    for i in range(part):
+                        out[to + i] = load8(at + i)
+                at += part
+                to += part
+                if at < stop:
+                    at, code = _escape(at, end)
+                    if at < 0:
+                        wrong[row] = 1
+                        to = np.int64(offsets[row])
+                        break
+                    to += _write_utf8(out, to, code)
+                    slashes &= ~np.uint64(0) << np.uint64(min(at - block, BLOCK))
+            if at < 0:
+                break
+    offsets[len(pieces)] = to
+
+
+@inlined
+def _slashes(at: Int, limit: Int) -> Int:
+    """Return a bit for each of the next `BLOCK` bytes: whether it is a backslash."""
+    if at + BLOCK <= limit:
+        return equal_bytes(at, _BACKSLASH)
+    found = np.uint64(0)
+    for i in range(limit - at):
+        found |= np.uint64(load8(at + i) == _BACKSLASH) << np.uint64(i)
+    return found
 
 
 @compiled
