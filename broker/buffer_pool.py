@@ -54,6 +54,7 @@ class BufferPool:
         """
         future: Future[memoryview] = get_running_loop().create_future()
         self._waiting.append((_rounded(size), held, future))
+        future.add_done_callback(self._left)
         self._serve_waiting()
         return future
 
@@ -75,6 +76,10 @@ class BufferPool:
             self._idle.setdefault(size, []).append(buffer)
             self.idle += size
         self._serve_waiting()
+
+    def _left(self, future: Future[memoryview]) -> None:
+        if future.cancelled():
+            self._serve_waiting()
 
     def _serve_waiting(self) -> None:
         """Serve the first who waits, and the next in another turn of the loop: each reads megabytes then."""

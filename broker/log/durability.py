@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from .durable_files import mark_unsynced, read_sealed, sync_directory, write_sealed
+from .durable_files import mark_unsynced, read_sealed, write_sealed
 from .results import LogCorrupt, LogFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from .recovery import Recovered
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 CHECKPOINT_FILE: Final = "checkpoint"
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -139,7 +140,10 @@ class Durability:
             try:
                 end, rolled = self._sync_files()
             except OSError as error:
-                self.failure = f"{self._directory}: the disk failed to sync: {error}"
+                self.failure = (
+                    f"{self._directory}: the disk failed to sync: {error}; restart the broker when it"
+                    " works again"
+                )
                 mark_unsynced(self._directory)
                 self._raise_failure()
             finally:
@@ -160,26 +164,31 @@ class Durability:
 
     def _sync_files(self) -> tuple[_End, list[Segment]]:
         """Sync the files; return the end of the synced bytes, and the complete segments among them."""
-        with ExitStack() as stack:
+        files: list[int] = []
+        try:
             with self._state:
-                end, rolled, names_changed = self._end, list(self._rolled), self._names_changed
-                files = [self._duplicate(segment, stack) for segment in (*rolled, end[0])]
+                end, rolled = self._end, list(self._rolled)
+                self._open_files((*rolled, end[0]), files)
                 self._names_changed = False
             for file in files:
                 os.fsync(file)
-            if names_changed:
-                sync_directory(self._directory)
-                sync_directory(self._directory.parent)
+        finally:
+            for file in files:
+                os.close(file)
         return end, rolled
 
-    def _duplicate(self, segment: Segment, stack: ExitStack) -> int:
-        """Return a descriptor that stays valid if the segment is closed during the sync."""
+    def _open_files(self, segments: Iterable[Segment], files: list[int]) -> None:
+        """Open what has to be synced, in this order. The segments may be closed during the sync."""
         try:
-            file = os.dup(segment.descriptor)
+            for segment in segments:
+                files.append(os.dup(segment.descriptor))  # noqa: PERF401  those before a failure count
+            if self._names_changed:
+                files.append(os.open(self._directory, _DIRECTORY))
+                files.append(os.open(self._directory.parent, _DIRECTORY))
         except OSError as error:  # too many open files; the disk has not failed
-            raise LogFailed(f"{segment.path}: it cannot be opened for a sync: {error}") from error
-        stack.callback(os.close, file)
-        return file
+            raise LogFailed(
+                f"{self._directory}: it cannot be opened for a sync: {error}"
+            ) from error
 
     def _save_recovery_point(self, end: _End, rolled: list[Segment], *, needed: bool) -> None:
         segment, position, next_offset = end

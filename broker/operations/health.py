@@ -76,7 +76,7 @@ class Health:
         if not failed:
             return ""
         more = f", and {len(failed) - 1} more logs" if failed[1:] else ""
-        return f"{failed[0]}{more}; restart the broker when its disk works again"
+        return f"{failed[0]}{more}"
 
     async def _data_directory(self) -> str:
         with anyio.move_on_after(_DISK_PATIENCE):

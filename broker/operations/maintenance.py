@@ -69,7 +69,7 @@ class Maintenance:
             await get_running_loop().run_in_executor(self._executor, self._sync, due)
 
     def _sync(self, partitions: Iterable[Partition]) -> None:
-        event = "a log could not be synced; restart the broker when its disk works again"
+        event = "a log could not be synced"
         for partition in partitions:
             with _attempt(self._supervisor, _SYNCING, event, partition):
                 partition.log.fsync()

@@ -92,12 +92,15 @@ class Flush:
         for partition, end in self._ends.items():
             if partition in self.failed:
                 continue
-            partition.advance(end, self.sizes[partition])
             if partition.reported_failure:
                 partition.reported_failure = False
                 logger.info(
                     "records are written again", topic=partition.topic, partition=partition.index
                 )
+            try:
+                partition.advance(end, self.sizes[partition])
+            except Exception:  # it has other consumers than the next
+                logger.exception("consumers could not be told of new records")
         for callback in self._callbacks:
             try:
                 callback()

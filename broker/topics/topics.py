@@ -346,7 +346,7 @@ class TopicStore:
                 else:
                     topics.append(self._open(directory, clean=clean))
         except BaseException as error:
-            _close_logs(each.log for topic in topics for each in topic.partitions)
+            _abandon(each.log for topic in topics for each in topic.partitions)
             if isinstance(error, Exception):  # whatever is in the files: the user gets a reason
                 expected = isinstance(error, LogError | OSError)
                 reason = error if expected else f"{directory}: {error!r}"
@@ -391,8 +391,7 @@ class TopicStore:
                 logs.append(log)
             self.rewrite(description)
         except BaseException:
-            with suppress(LogError, OSError):  # the error is what kept them from being made
-                _close_logs(logs)
+            _abandon(logs)
             raise
         return logs
 
@@ -442,7 +441,7 @@ class TopicStore:
                 logs.append(PartitionLog.open(log_directory, config, clean=clean))
                 report_recovery(logs[-1], topic=description.name, partition=index)
         except BaseException:
-            _close_logs(logs)
+            _abandon(logs)
             raise
         return Topic(
             name=description.name,
@@ -459,3 +458,9 @@ def _close_logs(logs: Iterable[PartitionLog]) -> None:
         closings = [threads.submit(log.close) for log in logs]
     for each in closings:
         each.result()
+
+
+def _abandon(logs: Iterable[PartitionLog]) -> None:
+    """Close logs after an error, which is raised, and not those of the closings."""
+    with suppress(LogError, OSError):
+        _close_logs(logs)

@@ -91,6 +91,16 @@ async def test_a_cancelled_wait_takes_no_buffer() -> None:
     assert pool.used == 0
 
 
+async def test_a_call_behind_one_that_is_cancelled_is_served_at_once() -> None:
+    pool = BufferPool(16 * KIB)
+    pool.take_beyond_limit(8 * KIB)
+    large, small = pool.when_available(16 * KIB), pool.when_available(8 * KIB)
+    large.cancel()
+    await asyncio.sleep(0)
+    assert small.done()
+    assert not pool.is_awaited
+
+
 async def test_callers_that_wait_for_each_other_are_served_one_after_the_other() -> None:
     pool = BufferPool(16 * KIB)
     held = [pool.take_beyond_limit(8 * KIB) for _ in range(3)]

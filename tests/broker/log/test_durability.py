@@ -208,15 +208,16 @@ def test_a_checkpoint_that_cannot_be_saved_delays_nothing_but_itself(
 def test_too_many_open_files_delay_a_sync(
     open_log: OpenLog, append: Append, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(descriptor: int) -> int:
+    def fail(*_: object) -> int:
         raise OSError(24, "Too many open files")
 
     log = open_log()
     append(log, [b"a"])
-    with monkeypatch.context() as exhausted:
-        exhausted.setattr(os, "dup", fail)
-        with pytest.raises(LogFailed, match="cannot be opened for a sync"):
-            log.fsync()
-    assert log.durable_offset == 0
+    for call in ("dup", "open"):
+        with monkeypatch.context() as exhausted:
+            exhausted.setattr(os, call, fail)
+            with pytest.raises(LogFailed, match="cannot be opened for a sync"):
+                log.fsync()
+        assert log.durable_offset == 0
     assert append(log, [b"b"]).first_offset == 1
     assert log.fsync() == log.durable_offset == 2

@@ -104,10 +104,10 @@ async def test_a_callback_that_fails_keeps_no_other_one_from_being_called(
     flush = append(GroupCommit(sync=False, executor=executor), partition)
     flush.then(fail)
     flush.then(lambda: calls.append("called"))
-    with capture_logs() as logs:
+    with Watch((partition,), 1, fail), capture_logs() as logs:
         await asyncio.sleep(0)
-    assert (flush.done, calls) == (True, ["called"])
-    assert [each["log_level"] for each in logs] == ["error"]
+    assert (flush.done, calls, partition.high_watermark) == (True, ["called"], 1)
+    assert [each["log_level"] for each in logs] == ["error"] * 2
 
 
 @pytest.mark.parametrize("sync", [False, True])
