@@ -61,6 +61,11 @@ def changed(values: list[Any], kind: Any) -> dict[int, str]:
         for row, value in enumerate(values if _types.is_date(kind) else ())
         if isinstance(value, datetime) and value.time() != time()
     }
+    refused |= {
+        row: cannot_hold(kind, value)
+        for row, value in enumerate(values if _types.is_floating(kind) else ())
+        if isinstance(value, bool)  # Arrow itself refuses it for an integer
+    }
     try:
         found = [(0, pa.array(values))]
         if _types.is_temporal(found[0][1].type) and len(classes) > 1:

@@ -194,16 +194,16 @@ def nested_columns(kind: Any, type_: Any) -> tuple[SchemaField, ...]:
     """Return the fields of a nested object, with the types of its struct."""
     name = kind.cls.__name__
     if isinstance(kind, inspect.CustomType):
-        columns = _of_pydantic(kind.cls, name)
+        columns = _of_pydantic(kind.cls, name, ())
     else:
-        columns = _of_fields(kind.cls, kind, name)
+        columns = _of_fields(kind.cls, kind, name, ())
     return tuple(_retyped(*pair) for pair in zip(columns, type_, strict=True))
 
 
 def item_of(kind: inspect.Type) -> tuple[inspect.Type, bool, Convert | None]:
     """Return the annotation of items without None, whether it had None, and how Arrow's values are made."""
     bare, nullable = _without_none(kind)
-    return bare, nullable, _arrow(bare, "item")[1]
+    return bare, nullable, _arrow(bare, "item", ())[1]
 
 
 def fields_of(row: Any) -> dict[str, Any]:
@@ -242,15 +242,28 @@ def _row_type(source: type | pa.Schema) -> RowType:
     if isinstance(source, pa.Schema):
         return _of_schema(source)
     if _is_pydantic(source):
-        return RowType(source, source, _of_pydantic(source, source.__name__), None)
+        return RowType(source, source, _of_pydantic(source, source.__name__, ()), None)
     try:
         info = inspect.type_info(source)
     except (TypeError, NameError) as error:
         raise StrategyError(f"{source.__qualname__} cannot be columns: {error}") from error
-    return RowType(source, source, _of_fields(source, info, source.__name__), info)
+    return RowType(source, source, _of_fields(source, info, source.__name__, ()), info)
 
 
-def _of_fields(cls: type, info: inspect.Type, path: str) -> tuple[SchemaField, ...]:
+def _within(cls: type, path: str, outer: tuple[type, ...]) -> tuple[type, ...]:
+    """Return the classes around the fields of a class. Raises StrategyError: it is one of them already."""
+    if cls in outer:
+        raise StrategyError(
+            f"{path}: {cls.__qualname__} contains itself, which columns cannot; leave the field out of the "
+            f"type, or {_ANY_FORM}"
+        )
+    return (*outer, cls)
+
+
+def _of_fields(
+    cls: type, info: inspect.Type, path: str, outer: tuple[type, ...]
+) -> tuple[SchemaField, ...]:
+    outer = _within(cls, path, outer)
     fields = getattr(info, "fields", None)
     if fields is None or getattr(info, "array_like", False):
         raise StrategyError(
@@ -263,6 +276,7 @@ def _of_fields(cls: type, info: inspect.Type, path: str) -> tuple[SchemaField, .
             each.encode_name,
             each.type,
             path,
+            outer,
             name=each.encode_name if hasattr(cls, _OF_SCHEMA) else each.name,
             required=each.required,
             default=each.default,
@@ -280,6 +294,7 @@ def _column(
     key: str,
     kind: inspect.Type,
     path: str,
+    outer: tuple[type, ...],
     *,
     name: str,
     required: bool,
@@ -290,10 +305,10 @@ def _column(
     columns: tuple[SchemaField, ...] = ()
     convert: Convert | None
     if isinstance(kind, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
-        columns = _of_fields(kind.cls, kind, f"{path}.{name}")
+        columns = _of_fields(kind.cls, kind, f"{path}.{name}", outer)
         arrow, convert = _arrow_of_struct(columns, typed=is_typeddict(kind.cls))
     else:
-        arrow, convert = _arrow(kind, f"{path}.{name}")
+        arrow, convert = _arrow(kind, f"{path}.{name}", outer)
     if factory in _EMPTY:
         default = factory()
     made = factory is not None and factory is not msgspec.NODEFAULT
@@ -329,7 +344,9 @@ def _bare(kind: inspect.Type) -> inspect.Type:
     return kind
 
 
-def _arrow(kind: inspect.Type, path: str) -> tuple[pa.DataType, Convert | None]:
+def _arrow(
+    kind: inspect.Type, path: str, outer: tuple[type, ...]
+) -> tuple[pa.DataType, Convert | None]:
     """Return the type of column for an annotation, and the function that makes Arrow's values of it."""
     if (plain := _PLAIN.get(type(kind))) is not None:
         return plain, None
@@ -353,16 +370,17 @@ def _arrow(kind: inspect.Type, path: str) -> tuple[pa.DataType, Convert | None]:
             | inspect.VarTupleType()
         ):
             item, nullable = _without_none(kind.item_type)
-            arrow, convert = _arrow(item, f"{path}[]")
+            arrow, convert = _arrow(item, f"{path}[]", outer)
             if convert is None and isinstance(kind, inspect.ListType):
                 return pa.list_(pa.field("item", arrow, nullable=nullable)), None
             return pa.list_(pa.field("item", arrow, nullable=nullable)), _listed(convert)
         case inspect.DictType():
-            return _arrow_of_map(kind, path)
+            return _arrow_of_map(kind, path, outer)
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
-            return _arrow_of_struct(_of_fields(kind.cls, kind, path), typed=is_typeddict(kind.cls))
+            columns = _of_fields(kind.cls, kind, path, outer)
+            return _arrow_of_struct(columns, typed=is_typeddict(kind.cls))
         case inspect.CustomType() if _is_pydantic(kind.cls):
-            return _arrow_of_struct(_of_pydantic(kind.cls, path), typed=False)
+            return _arrow_of_struct(_of_pydantic(kind.cls, path, outer), typed=False)
     raise StrategyError(f"{path}: {_described(kind)} is no type of column; {_remedy(kind)}")
 
 
@@ -395,10 +413,12 @@ def _listed(convert: Convert | None) -> Convert:
     return lambda items: [None if item is None else convert(item) for item in items]
 
 
-def _arrow_of_map(kind: inspect.DictType, path: str) -> tuple[pa.DataType, Convert]:
-    key, key_convert = _arrow(_without_none(kind.key_type)[0], f"{path}{{}}")
+def _arrow_of_map(
+    kind: inspect.DictType, path: str, outer: tuple[type, ...]
+) -> tuple[pa.DataType, Convert]:
+    key, key_convert = _arrow(_without_none(kind.key_type)[0], f"{path}{{}}", outer)
     item, nullable = _without_none(kind.value_type)
-    arrow, convert = _arrow(item, f"{path}{{}}")
+    arrow, convert = _arrow(item, f"{path}{{}}", outer)
 
     def converted(items: Mapping[Any, Any]) -> dict[Any, Any]:
         return {
@@ -432,7 +452,8 @@ def _is_pydantic(source: object) -> bool:
     return hasattr(source, "model_validate_json") and hasattr(source, "model_fields")
 
 
-def _of_pydantic(model: Any, path: str) -> tuple[SchemaField, ...]:
+def _of_pydantic(model: Any, path: str, outer: tuple[type, ...]) -> tuple[SchemaField, ...]:
+    outer = _within(model, path, outer)
     columns = []
     for name, each in model.model_fields.items():
         try:
@@ -445,6 +466,7 @@ def _of_pydantic(model: Any, path: str) -> tuple[SchemaField, ...]:
             each.alias or name,
             kind,
             path,
+            outer,
             name=name,
             required=required,
             default=msgspec.NODEFAULT if required else each.default,
@@ -460,7 +482,7 @@ def _of_schema(schema: pa.Schema) -> RowType:
     info = inspect.type_info(cls)
     columns = tuple(
         _retyped(made, field)
-        for made, field in zip(_of_fields(cls, info, "row"), schema, strict=True)
+        for made, field in zip(_of_fields(cls, info, "row", ()), schema, strict=True)
     )
     return RowType(schema, cls, columns, info)
 

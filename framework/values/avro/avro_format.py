@@ -225,19 +225,20 @@ class _Decoder:
         known = self._entries.get(number)
         if known is not None:
             return known
-        try:
-            registered = registry.by_id(number)
-        except UnknownSchema as error:
-            return f"schema {number} is unknown: {error}"
         with self._lock:
             if number not in self._entries:
                 entry: int | str
                 try:
+                    registered = registry.by_id(number)
                     if registered.schema_type != "AVRO":
                         raise Unresolvable(f"it is of type {registered.schema_type}, not Avro")
                     entry = self.program.add(*_parsed(registry, registered))
+                except UnknownSchema as error:  # or one that it refers to
+                    return f"schema {number} is unknown: {error}"
                 except StrategyError as error:
                     entry = f"schema {number}: {error}"
+                except RecursionError:
+                    entry = f"schema {number}: it is nested too deep"
                 self._code = (
                     self.program.code.arrays()
                 )  # before the entry: others read without the lock
@@ -265,8 +266,9 @@ class _Decoder:
 def _parsed(registry: Registry, registered: RegisteredSchema) -> tuple[Schema, NamedTypes]:
     """Parse a schema from the registry, after those that it refers to."""
     named: NamedTypes = {}
-    for each in registry.references(registered).values():
-        parse(_as_json(each.schema), named)
+    # One schema may have several names: each reference chooses its own.
+    for text in dict.fromkeys(each.schema for each in registry.references(registered).values()):
+        parse(_as_json(text), named)
     return parse(_as_json(registered.schema), named), named
 
 

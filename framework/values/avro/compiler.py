@@ -275,7 +275,10 @@ class Compiler:
         if written is None or read is None or written == read:
             self._emit(kernel.INTEGER, column, low, high)
         else:
-            self._emit(kernel.SCALED, column, max(1, read // written), max(1, written // read))
+            times, parts = max(1, read // written), max(1, written // read)
+            if not to.startswith("time-"):
+                low, high = _LONG
+            self._emit(kernel.SCALED, column, self._table([times, parts, low, high]))
 
     def _bytes(self, w: Schema, r: Schema, column: SlotColumn, path: str) -> None:
         kinds = type_of(w), type_of(r)

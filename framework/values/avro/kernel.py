@@ -37,7 +37,7 @@ OP, TO, AT, A, B, FIELD, WIDTH = range(7)
 (
     END,  # the end of the value
     INTEGER,  # an integer from A to B
-    SCALED,  # an integer times A, divided by B: a time in another unit
+    SCALED,  # a time in another unit: A in `tables` is what it is times, divided by, at least, at most
     INTEGER_TO_FLOAT,
     INTEGER_TO_DOUBLE,
     FLOAT,
@@ -78,10 +78,12 @@ OP, TO, AT, A, B, FIELD, WIDTH = range(7)
     BAD_COUNT,
     BAD_DECIMAL,
     BAD_DEPTH,
+    BAD_FLOAT,
+    BAD_UNIT,
     UNREADABLE_SYMBOL,
     UNREADABLE_BRANCH,
     TRAILING,
-) = range(14)
+) = range(16)
 REASONS = (
     "",
     "the value ends inside it",
@@ -94,14 +96,17 @@ REASONS = (
     "its number of items ({}) is impossible",
     "the decimal has too many digits",
     "it is nested too deep",
+    "the reader's float or double has not all digits of {}",
+    "the time {} has more digits than the reader's unit",
     "the reader's schema has no symbol {} of the writer's, and no default",
     "branch {} of the writer's union is not in the reader's schema",
     "{} bytes are left after the last field",
 )
 
-_DEPTH = 64
+_DEPTH = 4096
 _LARGEST = 2**63 - 1
 _SMALLEST = -(2**63)
+_BEYOND = 2.0**63
 _RUNNING = -1
 
 
@@ -226,6 +231,8 @@ def _read(  # noqa: C901  one loop: a call for each instruction would cost more 
     position = np.int64(batch.offsets[row]) + program.prefix[0]
     end = np.int64(batch.offsets[row + 1])
     outer_position = outer_end = zero
+    size_of_value = end - position
+    items = zero
     top = -1
     status = _RUNNING
     found = zero
@@ -322,15 +329,30 @@ def _read(  # noqa: C901  one loop: a call for each instruction would cost more 
             valid[slot] = 1
             if position < 0:
                 status = BAD_VARINT
-            elif op == INTEGER_TO_FLOAT:
-                slots[slot] = np.int64(np.float32(found).view(np.uint32))
-            elif op == INTEGER_TO_DOUBLE:
-                slots[slot] = np.float64(found).view(np.int64)
+            elif op != SCALED:
+                nearest = np.float64(found)
+                if op == INTEGER_TO_FLOAT:
+                    nearest = np.float64(np.float32(found))
+                    slots[slot] = np.int64(np.float32(found).view(np.uint32))
+                else:
+                    slots[slot] = nearest.view(np.int64)
+                if nearest >= _BEYOND or np.int64(nearest) != found:
+                    status = BAD_FLOAT
             else:
+                line = np.uint64(code[at, A])
+                times, parts = tables[line], tables[line + np.uint64(1)]
                 # Checked before: the compiler takes overflows for impossible.
-                if found > _LARGEST // code[at, A] or found < -(_LARGEST // code[at, A]):
+                if found > _LARGEST // times or found < -(_LARGEST // times):
                     status = BAD_RANGE
-                slots[slot] = found * code[at, A] // code[at, B]
+                else:
+                    number = found * times // parts
+                    slots[slot] = number
+                    if number * parts != found * times:
+                        status = BAD_UNIT
+                    elif (
+                        number < tables[line + np.uint64(2)] or number > tables[line + np.uint64(3)]
+                    ):
+                        status = BAD_RANGE
         elif op == FIXED:
             if code[at, A] > end - position:
                 status = BAD_END
@@ -381,7 +403,10 @@ def _read(  # noqa: C901  one loop: a call for each instruction would cost more 
                     status = BAD_VARINT
                 elif found == _SMALLEST or abs(found) > end - position or size < 0:
                     status = BAD_COUNT  # an item has one byte or more
+                elif position <= pool and abs(found) > size_of_value - items:
+                    status = BAD_COUNT  # so all items of a value have as many as it, at least
                 else:
+                    items += abs(found) if position <= pool else zero
                     stack[np.uint64(top)] = abs(found)
                     if found == 0:
                         top -= 1

@@ -6,11 +6,12 @@ Source: https://json-schema.org/draft/2020-12. Descriptions, defaults and limits
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 
-from ...errors import StrategyError
+from ...errors import StrategyError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,8 +31,10 @@ _FORMATS: Final[dict[str, pa.DataType]] = {
     "time": pa.time64("us"),
     "duration": pa.duration("us"),
 }
+_BESIDE_REFERENCE: Final = {"properties", "allOf"}
 _BASE64: Final = "base64"
 _ALTERNATIVES: Final = ("oneOf", "anyOf")
+_TYPE_WORDS: Final = {*("type", "enum", "const", "properties", "items", "$ref"), *_ALTERNATIVES}
 _BEGINNING: Final = "#"
 
 
@@ -70,10 +73,13 @@ def columns_of(document: Any, others: Mapping[str, Any] | None = None) -> pa.Sch
         StrategyError: a part has no type of column; the message names its place.
     """
     reading = _Reading({"": document, **(others or {})})
-    part = reading.resolved(document, "", _BEGINNING, ())
-    if not _has_fields(part.schema):
-        raise StrategyError(f"{part.at}: it is no object with properties")
-    return pa.schema(reading.fields(part))
+    try:
+        part = reading.resolved(document, "", _BEGINNING, (_BEGINNING,))
+        if not reading.has_fields(part):
+            raise StrategyError(f"{part.at}: it is no object with properties")
+        return pa.schema(reading.fields(part))
+    except (TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise StrategyError(f"it is no valid JSON Schema ({reason_of(error)})") from error
 
 
 class _SchemaPart:
@@ -92,18 +98,43 @@ class _Reading:
     def __init__(self, documents: Mapping[str, Any]) -> None:
         self._documents = documents
 
+    def has_fields(self, part: _SchemaPart) -> bool:
+        """Return whether a part is an object with properties, its own or those of its `allOf`."""
+        return any(each.schema.get("properties") for each in self._objects(part))
+
     def fields(self, part: _SchemaPart) -> list[pa.Field[Any]]:
         """Return the properties of an object."""
-        required = part.schema.get("required", ())
-        found = []
-        for name, schema in part.schema["properties"].items():
-            kind, nullable = self._type(schema, part, f"/properties/{name}")
-            found.append(pa.field(name, kind, nullable=nullable or name not in required))
+        objects = self._objects(part)
+        required = {name for each in objects for name in each.schema.get("required", ())}
+        found: dict[str, pa.Field[Any]] = {}
+        for each in objects:
+            for word in _ALTERNATIVES:
+                if not all(map(_only_limits, each.schema.get(word, ()))):
+                    raise StrategyError(f"{each.at}/{word}: it gives fields to some values only")
+            for name, schema in each.schema.get("properties", {}).items():
+                kind, nullable = self._type(schema, each, f"/properties/{name}")
+                field = pa.field(name, kind, nullable=nullable or name not in required)
+                before = found.get(name, field)
+                if before.type != field.type:
+                    raise StrategyError(f"{each.at}: {name} is {before.type} and {field.type}")
+                found[name] = field.with_nullable(field.nullable and before.nullable)
+        return list(found.values())
+
+    def _objects(self, part: _SchemaPart) -> list[_SchemaPart]:
+        """Return a part, and those of its `allOf`: they are about the same value."""
+        found = [part]
+        for number, schema in enumerate(part.schema.get("allOf", ())):
+            at = f"{part.at}/allOf/{number}"
+            found += self._objects(self.resolved(schema, part.document, at, part.outer))
         return found
 
     def resolved(self, schema: Any, document: str, at: str, outer: tuple[str, ...]) -> _SchemaPart:
         """Follow references."""
         while isinstance(schema, dict) and "$ref" in schema:
+            if schema.keys() & _BESIDE_REFERENCE:
+                rest = {word: value for word, value in schema.items() if word != "$ref"}
+                schema = {"allOf": [{"$ref": schema["$ref"]}, rest]}
+                break
             reference = str(schema["$ref"])
             name, _, pointer = reference.partition("#")
             document = name or document
@@ -118,9 +149,15 @@ class _Reading:
 
     def _target(self, document: str, pointer: str, at: str, reference: str) -> Any:
         found = self._documents.get(document)
-        for step in pointer.split("/")[1:]:
+        first, *steps = unquote(pointer).split("/")
+        if first:
+            found = _anchored(found, first)
+        for step in steps:
             key = step.replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, dict) else None
+            if isinstance(found, list):
+                found = dict(enumerate(found)).get(int(key)) if key.isdecimal() else None
+            else:
+                found = found.get(key) if isinstance(found, dict) else None
         if found is None:
             raise StrategyError(f"{at}: there is no {reference}")
         return found
@@ -129,14 +166,15 @@ class _Reading:
         """Return the type of a part, and whether it may be null."""
         part = self.resolved(schema, outer.document, outer.at + step, outer.outer)
         schema = part.schema
-        if len(schema.get("allOf", ())) == 1:
+        is_object = self.has_fields(part)
+        if len(schema.get("allOf", ())) == 1 and not is_object and _only_limits(schema):
             return self._type(schema["allOf"][0], part, "/allOf/0")
         for word in _ALTERNATIVES:
-            if word in schema:
+            if word in schema and not is_object:
                 return self._alternatives(part, word)
         if "enum" in schema or "const" in schema:
             return _of_values(schema.get("enum", [schema.get("const")]), part.at)
-        names = _names(schema, part.at)
+        names = _names(schema, part.at, ["object"] if is_object else [])
         nullable = "null" in names
         names = [name for name in names if name != "null"]
         if sorted(names) == ["integer", "number"]:
@@ -177,7 +215,7 @@ class _Reading:
                 raise StrategyError(f"{part.at}: an array needs one type of items")
             kind, nullable = self._type(schema["items"], part, "/items")
             return pa.list_(pa.field("item", kind, nullable=nullable))
-        if name == "object" and _has_fields(schema):
+        if name == "object" and self.has_fields(part):
             return pa.struct(self.fields(part))
         if name == "object" and isinstance(schema.get("additionalProperties"), dict):
             step = "/additionalProperties"
@@ -187,15 +225,23 @@ class _Reading:
         raise StrategyError(f"{part.at}: {name} without properties is no type of column")
 
 
-def _has_fields(schema: Any) -> bool:
-    return isinstance(schema.get("properties"), dict) and bool(schema["properties"])
+def _only_limits(schema: Any) -> bool:
+    """Return whether a schema says neither what a value is nor which fields it has."""
+    return isinstance(schema, dict) and not schema.keys() & _TYPE_WORDS
 
 
-def _names(schema: Any, at: str) -> list[str]:
-    names = schema.get("type")
-    if names is None and _has_fields(schema):
-        return ["object"]
-    if names is None:
+def _anchored(schema: Any, anchor: str) -> Any:
+    """Return the part of a document with an anchor; None if there is none."""
+    if isinstance(schema, dict) and anchor in (schema.get("$anchor"), schema.get("$dynamicAnchor")):
+        return schema
+    inner = schema.values() if isinstance(schema, dict) else schema
+    found = (_anchored(each, anchor) for each in inner if isinstance(each, dict | list))
+    return next((each for each in found if each is not None), None)
+
+
+def _names(schema: Any, at: str, otherwise: list[str]) -> list[str]:
+    names = schema.get("type", otherwise)
+    if not names:
         raise StrategyError(f"{at}: it has no type")
     return list(names) if isinstance(names, list) else [names]
 

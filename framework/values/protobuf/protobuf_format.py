@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, EncodeError
@@ -35,6 +36,7 @@ from . import kernel
 from .messages import TIMESTAMP, WRAPPERS, MessageColumns
 
 if TYPE_CHECKING:
+    from collections.abc import Container
     from types import ModuleType
 
     from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
@@ -256,6 +258,9 @@ def _argument(field: FieldDescriptor, value: Any, path: str) -> Any:
 WELL_KNOWN: Final = "google/protobuf/"
 """Files that every registry has, and every program with Protobuf."""
 
+GOOGLE: Final = "google/"
+"""Files that libraries have; a schema in a registry imports them without a reference."""
+
 
 class GivenType:
     """A type of the program.
@@ -312,9 +317,11 @@ class RegisteredType(msgspec.Struct, frozen=True):
                 f"{latest.schema_type}"
             )
         pool = DescriptorPool()
-        for name, each in self.registry.references(latest).items():
-            self._add(pool, name, each)
-        file = self._add(pool, f"{self.subject}.proto", latest)
+        imported = self.registry.references(latest)
+        for name, each in imported.items():
+            self._add(pool, name, each, imported)
+        own = f"{self.subject}.proto"
+        file = self._add(pool, f"latest/{own}" if own in imported else own, latest, imported)
         types = file.message_types_by_name
         if self.message is None and types:
             return next(iter(types.values()))
@@ -328,8 +335,10 @@ class RegisteredType(msgspec.Struct, frozen=True):
             f"{self.message or ''}; it has: {', '.join(types) or 'none'}"
         )
 
-    def _add(self, pool: DescriptorPool, name: str, schema: RegisteredSchema) -> FileDescriptor:
-        """Add a file to the pool, after the well-known ones that it imports."""
+    def _add(
+        self, pool: DescriptorPool, name: str, schema: RegisteredSchema, given: Container[str]
+    ) -> FileDescriptor:
+        """Add a file to the pool, after those of libraries that it imports and that are not `given`."""
         serialized = self.registry.serialized(schema.id)
         try:
             file = descriptor_pb2.FileDescriptorProto.FromString(
@@ -343,12 +352,32 @@ class RegisteredType(msgspec.Struct, frozen=True):
         file.name = name
         known: dict[str, bytes] = {}
         for each in file.dependency:
-            if each.startswith(WELL_KNOWN):
-                _collect(descriptor_pool.Default().FindFileByName(each), known)
-        for well_known in known.values():
-            pool.AddSerializedFile(well_known)
-        pool.Add(file)
+            if each.startswith(GOOGLE) and each not in given:
+                _collect(_generated(each), known)
+        try:
+            for each, library in known.items():
+                if each not in given:
+                    pool.AddSerializedFile(library)
+            pool.Add(file)
+        except TypeError as error:
+            raise StrategyError(
+                f"Protobuf: schema {schema.id} of {self.registry.url} cannot be used: {error}; "
+                "give a generated class"
+            ) from error
         return pool.FindFileByName(name)
+
+
+def _generated(file: str) -> FileDescriptor:
+    """Return a file of a library. Raises StrategyError: it is not installed."""
+    module = f"{file.removesuffix('.proto').replace('/', '.')}_pb2"
+    try:
+        descriptor: FileDescriptor = import_module(module).DESCRIPTOR
+    except ImportError:
+        raise StrategyError(
+            f"Protobuf: the schema imports {file}; install the library that has {module} "
+            "(googleapis-common-protos has google/type, google/rpc and google/api)"
+        ) from None
+    return descriptor
 
 
 def _descriptor(message: type[Message] | Descriptor | ModuleType) -> Descriptor:

@@ -122,40 +122,43 @@ class Registry:
             RegistryUnavailable: the registry does not answer.
             RegistryError: it refuses us.
         """
-        local = self._local
-        with local.lock:
-            known = local.schemas.get(number)
-            if known is not None:
-                return known
-            unknown = local.unknown.get(number)
-            if unknown is not None and time.monotonic() < unknown[0]:
-                raise UnknownSchema(unknown[1])
-            try:
-                answer: RegisteredSchema = self._ask(
-                    "GET", f"/schemas/ids/{number}", RegisteredSchema
-                )
-            except UnknownSchema as error:
-                now = time.monotonic()
-                if len(local.unknown) >= _MOST_UNKNOWN:  # values with random bytes for an id
-                    local.unknown = {n: each for n, each in local.unknown.items() if each[0] > now}
-                local.unknown[number] = now + _FORGET_UNKNOWN, str(error)
-                raise
-            known = msgspec.structs.replace(answer, id=number)
-            local.schemas[number] = known
-            return known
+        found = self._remembered(number, f"/schemas/ids/{number}")
+        return msgspec.structs.replace(found, id=number)
 
     def by_version(self, subject: str, version: int | None = None) -> RegisteredSchema:
         """Return a version of a subject, the latest without a number.
 
         Raises:
-            UnknownSchema: there is none.
+            UnknownSchema: there is none; of a version it is remembered for 30 seconds.
             RegistryUnavailable: the registry does not answer.
             RegistryError: it refuses us.
         """
-        which = "latest" if version is None else str(version)
-        path = f"/subjects/{quote(subject, safe='')}/versions/{which}"
-        found: RegisteredSchema = self._ask("GET", path, RegisteredSchema)
-        return found
+        path = f"/subjects/{quote(subject, safe='')}/versions/{version or 'latest'}"
+        if version is None:
+            latest: RegisteredSchema = self._ask("GET", path, RegisteredSchema)
+            return latest
+        return self._remembered((subject, version), path)
+
+    def _remembered(self, key: int | tuple[str, int], path: str) -> RegisteredSchema:
+        """Ask for a schema that never changes, once."""
+        local = self._local
+        with local.lock:
+            known = local.schemas.get(key)
+            if known is not None:
+                return known
+            unknown = local.unknown.get(key)
+            if unknown is not None and time.monotonic() < unknown[0]:
+                raise UnknownSchema(unknown[1])
+            try:
+                answer: RegisteredSchema = self._ask("GET", path, RegisteredSchema)
+            except UnknownSchema as error:
+                now = time.monotonic()
+                if len(local.unknown) >= _MOST_UNKNOWN:  # values with random bytes for an id
+                    local.unknown = {n: each for n, each in local.unknown.items() if each[0] > now}
+                local.unknown[key] = now + _FORGET_UNKNOWN, str(error)
+                raise
+            local.schemas[key] = answer
+            return answer
 
     def serialized(self, number: int) -> str:
         """Return the text of a Protobuf schema as its serialized file, in base64. Raises as `by_id`."""
@@ -165,12 +168,20 @@ class Registry:
         return found.schema
 
     def references(self, schema: RegisteredSchema) -> dict[str, RegisteredSchema]:
-        """Return the schemas that one imports, directly or not, by name; imported ones come first."""
+        """Return the schemas that one imports, directly or not, by name; imported ones come first.
+
+        Raises as `by_version`.
+        """
         found: dict[str, RegisteredSchema] = {}
-        for reference in schema.references:
-            each = self.by_version(reference.subject, reference.version)
-            found.update(self.references(each))
-            found[reference.name] = each
+
+        def add(imported: tuple[SchemaReference, ...]) -> None:
+            for reference in imported:
+                if reference.name not in found:
+                    each = self.by_version(reference.subject, reference.version)
+                    add(each.references)
+                    found[reference.name] = each
+
+        add(schema.references)
         return found
 
     def register(self, subject: str, schema: RegisteredSchema) -> int:
@@ -285,8 +296,8 @@ class _Local:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.schemas: dict[int, RegisteredSchema] = {}
-        self.unknown: dict[int, tuple[float, str]] = {}
+        self.schemas: dict[int | tuple[str, int], RegisteredSchema] = {}
+        self.unknown: dict[int | tuple[str, int], tuple[float, str]] = {}
         self.registered: dict[tuple[str, RegisteredSchema], int] = {}
         self._pool: urllib3.PoolManager | None = None
 

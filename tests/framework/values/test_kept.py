@@ -27,8 +27,9 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
     [
         (pa.int64(), [1, 1.0, Decimal(2), np.int64(3)], [1.5, Decimal("1.5"), np.float64(0.5)]),
         (pa.int8(), [1], [0.5, 1.5]),
-        (pa.float32(), [0.1, 1, 16777216], [1e300]),
-        (pa.float64(), [0.1, 1, True], []),
+        (pa.float32(), [0.1, 1, 16777216], [True, 1e300]),
+        (pa.float64(), [0.1, 1], [True, False]),
+        (pa.list_(pa.float64()), [[0.1, 1]], [[0.1, True]]),
         (pa.date32(), [date(2026, 1, 1)], [NOON]),
         (pa.timestamp("ms", "UTC"), [NOON], [NOON.replace(microsecond=5)]),
         (pa.time64("us"), [time(1)], [time(1, tzinfo=UTC)]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+import re
 import uuid
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -13,6 +14,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from kmr import Avro, Json, MessagePack
 from kmr.errors import StrategyError
 from kmr.values.schemas import fields_of, row_type
 
@@ -48,6 +50,24 @@ class Everything(msgspec.Struct, rename="camel"):
     sizes: dict[str, int]
     point: Point
     maybe: str | None = None
+
+
+class Chain(msgspec.Struct):
+    next: Chain | None = None
+
+
+class Tree(TypedDict):
+    items: list[Tree]
+
+
+@dataclass
+class Author:
+    books: dict[str, Book]
+
+
+@dataclass
+class Book:
+    author: Author | None = None
 
 
 PLAIN = {
@@ -179,6 +199,18 @@ def test_an_annotation_without_a_type_of_column_is_refused_by_name(
     cls = msgspec.defstruct("row", [("bad", annotation)])
     with pytest.raises(StrategyError, match=words):
         row_type(cls)
+
+
+@pytest.mark.parametrize("format_", [Json, MessagePack, Avro])
+@pytest.mark.parametrize(
+    ("cls", "place"),
+    [(Chain, "Chain.next"), (Tree, "Tree.items[]"), (Author, "Author.books{}.author")],
+)
+def test_a_type_that_contains_itself_is_refused_by_the_field_in_which_it_does(
+    cls: type, place: str, format_: Any
+) -> None:
+    with pytest.raises(StrategyError, match=re.escape(f"{place}: {cls.__name__} contains itself")):
+        format_(cls)
 
 
 def test_what_has_no_fields_is_refused() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kmr.values.avro.program import SchemaPrograms
 from kmr.values.avro.schema import Unresolvable, parse
 
-from .generated import encode
+from .generated import encode, varint
 from .test_kernel import decode
 
 
@@ -95,12 +95,56 @@ def test_values_are_promoted(writer: Any, reader: Any, value: Any, found: Any) -
     assert one(writer, reader, value) == (found, {})
 
 
+def logical(kind: str, of: str) -> dict[str, str]:
+    return {"type": kind, "logicalType": of}
+
+
 def test_a_time_in_another_unit_is_converted() -> None:
-    millis = {"type": "long", "logicalType": "timestamp-millis"}
-    micros = {"type": "long", "logicalType": "timestamp-micros"}
+    millis, micros = logical("long", "timestamp-millis"), logical("long", "timestamp-micros")
     assert one(millis, micros, 1500)[0].timestamp() == 1.5
-    assert one(micros, millis, 1_500_999)[0].timestamp() == 1.5
+    assert one(micros, millis, 1_500_000)[0].timestamp() == 1.5
     assert one(millis, micros, 2**62) == (None, {0: "field f0: it is out of the range of its type"})
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "values", "reason"),
+    [
+        (
+            logical("long", "timestamp-micros"),
+            logical("long", "timestamp-millis"),
+            [1_500_999, -1],
+            "the time {} has more digits than the reader's unit",
+        ),
+        (
+            logical("int", "time-millis"),
+            logical("long", "time-micros"),
+            [86_400_000, -1],
+            "it is out of the range of its type",
+        ),
+        (
+            "long",
+            "double",
+            [2**53 + 1, 2**63 - 1, -(2**63) + 1],
+            "the reader's float or double has not all digits of {}",
+        ),
+        (
+            "int",
+            "float",
+            [2**24 + 1, 2**31 - 1],
+            "the reader's float or double has not all digits of {}",
+        ),
+    ],
+)
+def test_what_a_promotion_would_change_is_refused_alone(
+    writer: Any, reader: Any, values: list[int], reason: str
+) -> None:
+    kept = [0, 1000]
+    encoded = [varint(value) for value in (kept[0], *values, kept[1])]
+    rows, failures = decode(encoded, record(writer), record(reader))
+    assert failures == {
+        at: f"field f0: {reason.format(value)}" for at, value in enumerate(values, 1)
+    }
+    assert [row["f0"] is None for row in rows] == [False, *(True for _ in values), False]
 
 
 @pytest.mark.parametrize(
@@ -140,10 +184,11 @@ def test_a_record_that_contains_itself_is_skipped() -> None:
     )
     reader = {"type": "record", "name": "R", "fields": [{"name": "f1", "type": "int"}]}
     assert decode([into.getvalue()], record(node, "int"), reader) == ([{"f1": 7}], {})
-    deep = b"\0\2" * 100
-    assert decode([deep], record(node, "int"), reader)[1] == {
-        0: "field f0.next.tags: it is nested too deep"
-    } or decode([deep], record(node, "int"), reader)[1][0].endswith("nested too deep")
+    deep = [b"\0\2" * times + b"\0\0" + b"\0" * times + b"\x0e" for times in (2000, 5000)]
+    rows, failures = decode(deep, record(node, "int"), reader)
+    assert rows[0] == {"f1": 7}
+    assert list(failures) == [1]
+    assert failures[1].endswith("it is nested too deep")
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(1, 9))

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from kmr.values.avro.avro_format import Avro
 from kmr.values.avro.schema import NamedTypes, parse
 from tests.examples import examples
 
-from .generated import Names, encoded, raw, read, readers, records, same
+from .generated import Names, encoded, raw, read, readers, records, same, varint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +35,10 @@ _STRICTER = (
     "has no symbol",
     "is not in the reader's schema",
     "not UTF-8",
+    "has not all digits of",
+    "more digits than the reader's unit",
 )
-"""Reasons for what fastavro reads: we look at all bytes, and keep the ranges of times and decimals."""
+"""Reasons for what fastavro reads: we look at all bytes, keep ranges, and do not round."""
 
 
 def columns(data: Sequence[bytes | None], writer: Any, reader: Any = None) -> Decoded:
@@ -154,6 +157,21 @@ def test_an_impossible_number_of_items_ends() -> None:
             2: "field nothing: its number of items (9223372036854775807) is impossible",
         },
     )
+
+
+@pytest.mark.parametrize("reader", [["of"], ["after"], ["of", "after"]])
+def test_items_without_bytes_take_no_more_time_than_the_value_has_bytes(reader: list[str]) -> None:
+    nothing = {"type": "array", "items": {"type": "array", "items": "null"}}
+    types = {"of": nothing, "after": "int"}
+    made = [
+        {"type": "record", "name": "R", "fields": [{"name": n, "type": types[n]} for n in names]}
+        for names in (["of", "after"], reader)
+    ]
+    many = varint(200_000)
+    hostile = many + (many + b"\0") * 200_000 + b"\0\2"
+    rows, failures = decode([hostile, b"\2\2\0\0\2"], *made)
+    assert failures == {0: "field of: its number of items (200000) is impossible"}
+    assert rows[1] == {name: {"of": [[None]], "after": 1}[name] for name in reader}
 
 
 def test_every_status_has_a_reason() -> None:

@@ -134,9 +134,50 @@ def test_references_lead_within_a_schema_and_to_others() -> None:
     )
 
 
+NAMED = {"$anchor": "Name", "type": "string"}
+X, Y = ({"properties": {name: {"type": "integer"}}, "required": [name]} for name in "xy")
+XY = pa.struct([pa.field(name, pa.int64(), nullable=False) for name in "xy"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [
+        ({"$ref": "#Name"}, pa.string()),
+        ({"$ref": "#/$defs/A%20list/anyOf/1"}, pa.int64()),
+        ({"allOf": [X, Y]}, XY),
+        ({**X, "allOf": [Y]}, XY),
+        ({"type": "object", "allOf": [{"$ref": "#/$defs/X"}, Y]}, XY),
+        ({"$ref": "#/$defs/X", **Y}, XY),
+        ({**X, "allOf": [{**Y, "oneOf": [{"required": ["x"]}, {"required": ["y"]}]}]}, XY),
+    ],
+)
+def test_all_properties_of_an_object_are_found_behind_references_and_in_allof(
+    schema: Any, kind: pa.DataType
+) -> None:
+    others = {"A list": {"anyOf": [{"type": "null"}, {"type": "integer"}]}, "N": NAMED, "X": X}
+    found = one(schema, **{"$defs": others}).type
+    assert found == kind or {*found} == {*kind}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"type": {"a": 1}}, {"type": ["string", {}]}, {"anyOf": 5}, {"enum": 5}, {"properties": [1]},
+        {"properties": X, "required": 5}, {"type": "string", "format": {}},
+    ],
+)  # fmt: skip
+def test_what_is_no_json_schema_is_refused(broken: Any) -> None:
+    with pytest.raises(StrategyError):
+        one(broken)
+
+
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
+        ({"allOf": [X, {"properties": {"x": {"type": "string"}}}]}, "x is int64 and string"),
+        ({**X, "anyOf": [Y, X]}, "#/properties/f/anyOf: it gives fields to some values only"),
+        ({"$ref": "#Nobody"}, "#/properties/f: there is no #Nobody"),
+        ({"items": {"$ref": "#"}, "type": "array"}, "#/properties/f/items: # contains itself"),
         ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, "#/properties/f: oneOf of 2 types"),
         ({"type": ["string", "integer"]}, "#/properties/f: string or integer is no type"),
         ({"type": "null"}, "#/properties/f: null is no type"),

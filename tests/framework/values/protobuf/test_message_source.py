@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import pickle
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -13,11 +16,14 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import struct_pb2, timestamp_pb2
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from kmr import Protobuf
 from kmr.errors import RegistryError, StrategyError
+from kmr.values.protobuf.protobuf_format import RegisteredType
+from kmr.values.registry.registry import RegisteredSchema
 
-from .types import All, Other
+from .types import All, Other, field
 
 if TYPE_CHECKING:
     from kmr.broker import Broker
@@ -83,6 +89,79 @@ async def test_a_type_that_a_registry_does_not_have_is_refused(
             _ = Protobuf(registry=url, subject="c").schema
 
     await run_sync(work)
+
+
+class Served:
+    """A registry of files, by the name that other files import them by."""
+
+    url = "http://registry:1"
+
+    def __init__(self, **files: FileDescriptorProto) -> None:
+        self._ids = dict(enumerate(files))
+        self._files = files
+
+    def by_version(self, subject: str) -> RegisteredSchema:
+        number = [*self._files].index(subject)
+        return RegisteredSchema("", "PROTOBUF", id=number)
+
+    def references(self, schema: RegisteredSchema) -> dict[str, RegisteredSchema]:
+        numbers = range(schema.id)
+        return {f"{self._ids[at]}.proto": RegisteredSchema("", "PROTOBUF", id=at) for at in numbers}
+
+    def serialized(self, number: int) -> str:
+        return base64.b64encode(self._files[self._ids[number]].SerializeToString()).decode()
+
+
+def file(message: str, imported: str = "", of: str = "") -> FileDescriptorProto:
+    made = FileDescriptorProto(name="default", package="t", syntax="proto3")
+    made.dependency.extend([imported] if imported else [])
+    field(made.message_type.add(name=message), "n", "int32", 1)
+    if of:
+        field(made.message_type[0], "inner", "message", 2, of=of)
+    return made
+
+
+def test_a_schema_in_a_registry_imports_the_files_of_googles_libraries() -> None:
+    """In a new process: a library that a test has imported would be found."""
+    code = """if True:
+        import pyarrow as pa
+        from kmr.values.protobuf.protobuf_format import RegisteredType
+        from kmr.values.protobuf.messages import MessageColumns
+        from tests.framework.values.protobuf.test_message_source import Served, file
+        for name, of in [("protobuf/duration", "protobuf.Duration"), ("type/money", "type.Money")]:
+            served = Served(m=file("M", f"google/{name}.proto", f".google.{of}"))
+            print(MessageColumns(RegisteredType(served, "m", None).load()).schema.field("inner").type)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout.splitlines() == [
+        "struct<seconds: int64, nanos: int32>",
+        "struct<currency_code: string, units: int64, nanos: int32>",
+    ], done.stderr
+
+
+def test_a_file_may_be_imported_by_the_name_of_the_subject() -> None:
+    registry: Any = Served(inner=file("Inner"), outer=file("Outer", "inner.proto", ".t.Inner"))
+    assert RegisteredType(registry, "outer", None).load().full_name == "t.Outer"
+    registry = Served(a=file("A"), b=file("B", "a.proto", ".t.A"))
+    registry.references = lambda schema: {"b.proto": RegisteredSchema("", "PROTOBUF", id=0)}
+    registry._files["b"].dependency[0] = "b.proto"
+    assert RegisteredType(registry, "b", None).load().fields_by_name["inner"].message_type
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (file("M", "nowhere.proto", ".t.N"), "'nowhere.proto', but it has not been loaded"),
+        (file("M", "google/nowhere.proto", ".t.N"), "the library that has google.nowhere_pb2"),
+        (file("M", "", ".t.Nobody"), "couldn't resolve name '.t.Nobody'"),
+    ],
+)
+def test_a_schema_that_cannot_be_a_type_is_refused(made: FileDescriptorProto, reason: str) -> None:
+    registry: Any = Served(m=made)
+    with pytest.raises(StrategyError, match=reason):
+        RegisteredType(registry, "m", None).load()
 
 
 @pytest.mark.parametrize("given", [{}, {"registry": "http://h:1"}, {"subject": "a"}])

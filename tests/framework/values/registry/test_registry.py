@@ -158,6 +158,34 @@ def test_known_schemas_are_read_while_the_registry_does_not_answer_and_a_new_one
     assert (columns.to_pylist(), failures) == ([{"value": 1}, {"value": 2}], {})
 
 
+def test_a_schema_whose_reference_is_unknown_fails_its_values_alone_until_the_registry_has_it(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    record = {"type": "record", "name": "R", "fields": [{"name": "at", "type": "acme.At"}]}
+    at = {"type": "record", "name": "acme.At", "fields": [{"name": "n", "type": "int"}]}
+    same = [{"name": name, "subject": "at", "version": 1} for name in ("acme.At", "At")]
+    scripted.answers = [
+        (200, {"schema": '"int"'}),
+        (200, {"schema": json.dumps(record), "references": same}),
+        (404, {"error_code": 40401, "message": "Subject 'at' not found"}),
+    ]
+    format_ = Avro({**record, "fields": [{"name": "at", "type": at}]}, registry=scripted.url)
+    values = pa.array([prefix(7) + b"\x0a", prefix(8) + b"\x0a"], pa.binary())
+    for _ in range(2):
+        columns, failures = format_.decode(values)
+        assert failures[1].startswith("schema 8 is unknown: ")
+        assert "Subject 'at' not found" in failures[1]
+        assert failures[0].startswith("schema 7: ")
+    now += 31
+    scripted.answers = [(200, {"schema": json.dumps(at)})]
+    columns, failures = format_.decode(values)
+    assert list(failures) == [0]
+    assert columns.to_pylist()[1] == {"at": {"n": 5}}
+    assert len(scripted.requests) == 4
+
+
 def test_another_server_is_not_taken_for_a_registry_without_the_schema(scripted: Scripted) -> None:
     registry = Registry(scripted.url)
     scripted.answers = [(404, {"detail": "Not Found"}), (200, ["hello"])]
