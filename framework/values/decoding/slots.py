@@ -40,6 +40,7 @@ Kind: TypeAlias = Literal[
 # pyarrow's stubs distinguish array types that are all the same here.
 _pa: Any = pa
 _FIRST_CAPACITY: Final = 1024
+_MOST: Final = 16  # times as much room at once
 ALONE: Final = -1
 _FEW: Final = 1024  # rows, of which columns of one type are made together
 _MANY: Final = 8  # columns of one type; fewer are made one by one
@@ -152,9 +153,11 @@ class Slots:
         )
 
     def grow(self, level: int) -> None:
-        """Make room for twice as many rows of a level."""
+        """Make room for the rows of a level: as many as the values so far need for all, within bounds."""
         bases, values, valid = self.bases, self.values, self.valid
-        self.capacities[level] *= 2
+        expected = int(self.cursors[level] * self.capacities[0] / (self.cursors[0] + 1))
+        capacity = int(self.capacities[level])
+        self.capacities[level] = min(max(2 * capacity, expected + expected // 8), _MOST * capacity)
         self._allocate()
         for column, (level_of, _) in enumerate(self.table):
             # JSON marks all rows of level 0 as missing beforehand: copy that level whole.

@@ -28,6 +28,7 @@ from .json_texts import (
     MINUS,
     OPEN,
     QUOTE,
+    skip_scalar,
     skip_spaces,
     skip_value,
     text_end,
@@ -62,7 +63,6 @@ _NEW = 512  # fields that the type does not have, whose place is predicted
 _KEYS = 256  # of a map; more are left to msgspec
 _KEY_SLOTS = 1024
 _UNKNOWN = -1
-_GUESSES = 2  # fields that may be missing before the next one
 FACTOR, OTHER_FACTOR = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F  # of the hash of names
 _MEMBER, _VALUE, _AFTER, _END, _ITEM, _PAIR, _LEFT, _DONE = range(8)  # states of the walk
 
@@ -146,24 +146,6 @@ def _lookup(at: Int, size: Int, nodes: Ints, object_: Int, table: Ints, names: I
         place = (place + 1) & mask
 
 
-@compiled
-def _guess(at: Int, end: Int, nodes: Ints, container: Int, place: Int, names: Int) -> Int:
-    """Return the node of a field if it is one of the next in the order of the type, or _UNKNOWN."""
-    low = nodes[container, FIELDS]
-    stop = low + nodes[container, COUNT]
-    begin = place + 1 if low <= place < stop else low
-    for node in range(begin, min(begin + _GUESSES, stop)):
-        size = nodes[np.uint64(node), NAME_SIZE]
-        close = at + size
-        if (
-            close < end
-            and load8(close) == QUOTE
-            and _same(names + nodes[np.uint64(node), NAME], at, size)
-        ):
-            return np.int64(node)
-    return np.int64(_UNKNOWN)
-
-
 @inlined
 def _scalar(  # noqa: C901
     at: Int, end: Int, limit: Int, base: Int, code: Int, low: Int, high: Int, nullable: Int
@@ -188,7 +170,7 @@ def _scalar(  # noqa: C901
             if day > -999_999:
                 return at, np.int64(VALUE), day
     elif byte == MINUS or 48 <= byte <= 57:
-        at, integer, mantissa, power = scan_number(at, end)
+        at, integer, mantissa, power = scan_number(at, end, limit)
         if at < 0:
             return at, np.int64(ODD), np.int64(0)
         if code == INTEGER and integer:
@@ -357,13 +339,18 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                     if found < nodes[container, COUNT]:
                         low = nodes[container, FIELDS]
                         for each in range(low, low + nodes[container, COUNT]):
-                            slot = np.uint64(bases[nodes[each, TO]] + cursors[nodes[each, AT]])
-                            if valid[slot] == MISSING:
-                                if nodes[each, REQUIRED]:
-                                    state = _LEFT
+                            line = np.uint64(each)
+                            to = np.uint64(nodes[line, TO])
+                            slot = np.uint64(bases[to] + cursors[nodes[line, AT]])
+                            missing = np.int64(valid[slot] == MISSING)
+                            others[to] |= np.uint8(missing << MISSING)
+                            if nodes[line, CODE] < OBJECT:
+                                slots[slot] &= missing - 1
+                            elif missing:
                                 _make_null(np.int64(each), program, slot_arrays, others)
                                 valid[slot] = MISSING
-                                others[nodes[each, TO]] |= 1 << MISSING
+                            if missing & nodes[line, REQUIRED]:
+                                state = _LEFT
                     continue
                 if place < count or place >= 2 * count:  # not the first
                     if at >= end or load8(at) != COMMA:
@@ -373,15 +360,11 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                 if at >= end or load8(at) != QUOTE:
                     state = _LEFT
                     continue
-                field = _guess(at + 1, end, nodes, container, place, names)
-                if field >= 0:
-                    close = at + 1 + nodes[np.uint64(field), NAME_SIZE]
-                else:
-                    close, plain = text_end(at + 1, end, limit)
-                    if close < 0 or not plain:
-                        state = _LEFT
-                        continue
-                    field = _lookup(at + 1, close - at - 1, nodes, container, table, names)
+                close, plain = text_end(at + 1, end, limit)
+                if close < 0 or not plain:
+                    state = _LEFT
+                    continue
+                field = _lookup(at + 1, close - at - 1, nodes, container, table, names)
                 at = skip_spaces(close + 1, end)
                 if at >= end or load8(at) != COLON:
                     state = _LEFT
@@ -397,7 +380,8 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                     _expect(followers, np.uint64(place), begin, at - begin, field)
                 place = field
             if place < 0 or place >= count:
-                at = skip_value(at, end, limit)
+                nested = load8(at) in (OPEN, LIST)
+                at = skip_value(at, end, limit) if nested else skip_scalar(at, end, limit)
                 if at < 0 or nodes[container, CLOSED]:
                     state = _LEFT
                 continue

@@ -1,4 +1,4 @@
-"""Numbers of JSON, compiled: read exactly, or left to msgspec. Addresses are checked against the end."""
+"""Numbers of JSON, compiled: read exactly, or left to msgspec. See `json_texts.py` for the addresses."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...formats.machine_code import compiled
-from ...formats.memory import bits_of, high_product, leading_zeros, load8, load64
+from ...formats.machine_code import compiled, inlined
+from ...formats.memory import bits_of, high_product, leading_zeros, load8, load64, trailing_zeros
 
 if TYPE_CHECKING:
     from ...formats.machine_code import Int
 
 _MINUS, _PLUS, _DOT, _ZERO = 45, 43, 46, 48
-_UPPER, _SIXES = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x0606060606060606)
-_THREES, _ZEROS = np.uint64(0x3333333333333333), np.uint64(0x3030303030303030)
+_ZEROS, _HIGHS = np.uint64(0x3030303030303030), np.uint64(0x8080808080808080)
+_UP_FROM_TEN = np.uint64(0x7676767676767676)  # plus 10 it is 0x80
 _PAIRS = np.uint64(0x000000FF000000FF)
 _MOST_DIGITS = 19  # of a number below 2**64
 _LARGEST_MANTISSA = 1 << 53
@@ -40,18 +40,25 @@ _WORDS = np.array([_words_of_power(power) for power in range(_LOWEST, _HIGHEST +
 
 
 @compiled
-def _digits(at: Int, end: Int, mantissa: Int) -> tuple[Int, Int]:
+def _digits(at: Int, end: Int, limit: Int, mantissa: Int) -> tuple[Int, Int]:
     """Append digits to a mantissa; return the address of the first other byte, and the mantissa."""
-    while at + 8 <= end:
-        word = load64(at)
-        if (word & _UPPER) | (((word + _SIXES) & _UPPER) >> np.uint64(4)) != _THREES:
-            break
+    while at < end and at + 8 <= limit:
+        word = load64(at) ^ _ZEROS
+        others = (
+            word | (word + _UP_FROM_TEN)
+        ) & _HIGHS  # the lowest mark is that of the first other byte
+        count = min(trailing_zeros(others) >> 3, end - at)
+        if count == 0:
+            return at, mantissa
+        word <<= np.uint64(64 - 8 * count)
         # Pairs of digits, then of pairs, then of those.
-        word = (word - _ZEROS) * np.uint64(10) + ((word - _ZEROS) >> np.uint64(8))
+        word = word * np.uint64(10) + (word >> np.uint64(8))
         low = (word & _PAIRS) * np.uint64(0x000F424000000064)
         high = ((word >> np.uint64(16)) & _PAIRS) * np.uint64(0x0000271000000001)
-        mantissa = mantissa * np.uint64(100_000_000) + ((low + high) >> np.uint64(32))
-        at += 8
+        mantissa = mantissa * _UNITS[count] + ((low + high) >> np.uint64(32))
+        at += count
+        if count < 8:
+            return at, mantissa
     while at < end:
         digit = load8(at) - _ZERO
         if digit < 0 or digit > 9:
@@ -61,8 +68,8 @@ def _digits(at: Int, end: Int, mantissa: Int) -> tuple[Int, Int]:
     return at, mantissa
 
 
-@compiled
-def scan_number(at: Int, end: Int) -> tuple[Int, bool, Int, Int]:
+@inlined
+def scan_number(at: Int, end: Int, limit: Int) -> tuple[Int, bool, Int, Int]:
     """Read a number; return the address after it (-1: no number), whether it is an integer, mantissa, power.
 
     The sign is not part of the mantissa. A power of 9999: the mantissa has too many digits to be exact.
@@ -71,14 +78,14 @@ def scan_number(at: Int, end: Int) -> tuple[Int, bool, Int, Int]:
         at += 1
     begin = at
     power = np.int64(0)
-    at, mantissa = _digits(at, end, np.uint64(0))
+    at, mantissa = _digits(at, end, limit, np.uint64(0))
     digits = at - begin
     integer = True
     bad = digits == 0 or (digits > 1 and load8(begin) == _ZERO)
     if at < end and load8(at) == _DOT:
         integer = False
         dot = at + 1
-        at, mantissa = _digits(dot, end, mantissa)
+        at, mantissa = _digits(dot, end, limit, mantissa)
         bad = bad or at == dot
         power = dot - at
         digits += at - dot

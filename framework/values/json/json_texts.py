@@ -169,14 +169,14 @@ def word_end(at: Int, end: Int) -> Int:
     return np.int64(-1)
 
 
-@compiled
-def _scalar(at: Int, end: Int, limit: Int) -> Int:
+@inlined
+def skip_scalar(at: Int, end: Int, limit: Int) -> Int:
     """Return the address after a string, number or word, or -1."""
     byte = load8(at)
     if byte == QUOTE:
         return skip_string(at + 1, end, limit)
     if byte == MINUS or 48 <= byte <= 57:
-        at, _, _, _ = scan_number(at, end)
+        at, _, _, _ = scan_number(at, end, limit)
         return at
     return word_end(at, end)
 
@@ -223,7 +223,7 @@ def skip_value(at: Int, end: Int, limit: Int) -> Int:  # noqa: C901
                         return at
                 continue
         else:
-            at = _scalar(at, end, limit)
+            at = skip_scalar(at, end, limit)
             if at < 0:
                 return at
         # After a value: the end of levels, or the next value.

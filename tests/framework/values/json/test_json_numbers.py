@@ -26,7 +26,7 @@ class Found(NamedTuple):
 
 def scan(addresses: Ints, found: Ints) -> None:
     begin, end, negative = addresses[0], addresses[1], addresses[2] != 0
-    at, is_integer, mantissa, power = scan_number(begin, end)
+    at, is_integer, mantissa, power = scan_number(begin, end, addresses[3])
     found[0] = at - begin if at >= 0 else at
     found[1] = np.int64(is_integer)
     found[2] = power
@@ -41,10 +41,12 @@ def kernel() -> Kernel:
     return load(__name__, {"scan": (INT64S, INT64S)}, depends_on=(json_numbers.__name__,))["scan"]
 
 
-def read(text: str) -> Found:
-    data = np.frombuffer(text.encode(), np.uint8)
+def read(text: str, behind: int = 0) -> Found:
+    """Read a number from memory that has so many more digits."""
+    data = np.frombuffer(text.encode() + b"7" * behind, np.uint8)
     begin = data.ctypes.data
-    addresses = np.array([begin, begin + len(data), text.startswith("-")], np.int64)
+    end = begin + len(text)
+    addresses = np.array([begin, end, text.startswith("-"), end + behind], np.int64)
     found = np.zeros(7, np.int64)
     kernel()(addresses, found)
     size, is_integer, power, integer, fits, bits, known = found.tolist()
@@ -104,6 +106,21 @@ def test_what_is_no_number_is_refused(text: str) -> None:
     assert read(text).size == -1
 
 
+def test_a_number_is_the_same_wherever_its_digits_stand_in_a_word_and_whatever_is_behind_it() -> (
+    None
+):
+    for digits in range(1, 20):
+        whole = "1234567890123456789"[:digits]
+        for text in (whole, f"-{whole}", f"0.{whole}", f"{whole}.{whole[:3]}e7"):
+            for behind in (0, 8):
+                found = read(text, behind)
+                assert found.size == len(text)
+                assert found.integer == int(whole) or "." in text or text.startswith("-")
+                assert found.number in (float(text), None)
+
+
 def test_a_number_ends_at_the_first_other_byte() -> None:
     assert read("12,3").size == 2
     assert read("0.000000000000000000000001}").size == 26
+    for byte in {*range(128)} - {*b"0123456789.eE"}:
+        assert [read(f"12{chr(byte)}3456789").size, read(f"12{chr(byte)}3").size] == [2, 2]
