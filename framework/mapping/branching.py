@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -22,10 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..values.schemas import RowType
+    from .dividing import BranchRows
 
-_NO_BRANCH: Final = -1
-_FEW: Final = 2**15  # branches, whose numbers have 16 bits
 NAME_RULE: Final = "1 to 100 printable characters"
 _LONGEST_NAME: Final = 100
 
@@ -64,7 +61,7 @@ class Branching:
             return name
         return self.other
 
-    def _branch_of(self, row: Any) -> tuple[Any, str | None, str]:
+    def branch_of(self, row: Any) -> tuple[Any, str | None, str]:
         """Return a row without its name, its branch (None: there is none), and what a failure calls it."""
         if type(row) is tuple:
             row, name = row
@@ -79,79 +76,33 @@ class Branching:
 
     def from_rows(
         self,
-        rows: Sequence[Any],
-        offsets: Sequence[int],
+        divided: Mapping[str, BranchRows],
         failures: Sequence[Failure],
         sink_types: Mapping[str, Mapping[str, pa.DataType]] = {},
     ) -> MapResult:
         """Convert the rows of a per-record function to tagged rows; see `results.from_rows`.
 
-        A record with a row of no branch, or with a value that does not fit its column, fails with all of
-        its rows.
+        A record with a value that does not fit its column fails with all of its rows, as those do that have
+        failed before.
 
         Args:
-            rows: rows, or pairs of a row and a name.
+            divided: the rows of each branch, with the offsets of their records.
             sink_types: what the sinks store, by branch.
         """
-        if len(self.classes) == 1 and set(map(type, rows)) == set(self.classes):
-            return self._from_alike_rows(list(rows), offsets, failures)
-        return self._from_unlike_rows(list(rows), offsets, failures, sink_types)
-
-    def _from_alike_rows(
-        self, rows: list[Any], offsets: Sequence[int], failures: Sequence[Failure]
-    ) -> MapResult:
-        cls = type(rows[0])
-        made = from_rows(row_type(cls), rows, offsets, list(failures))
-        if made.table is None:
-            return made
-        places = {self.classes[cls]: np.arange(len(made.offsets))}
-        return replace(made, table=tag({self.classes[cls]: made.table}, places))
-
-    def _from_unlike_rows(
-        self,
-        rows: list[Any],
-        offsets: Sequence[int],
-        failures: Sequence[Failure],
-        sink_types: Mapping[str, Mapping[str, pa.DataType]],
-    ) -> MapResult:
         failed = {failure.offset: failure for failure in failures}
-        numbers = {name: n for n, name in enumerate(dict.fromkeys(self.classes.values()))}
-        declared: dict[str, RowType | None] = {
-            name: row_type(cls) for cls, name in self.classes.items()
-        }
-        of_class = {cls: numbers[name] for cls, name in self.classes.items()}
-        found = map(of_class.get, map(type, rows), repeat(_NO_BRANCH))
-        branch_of = np.fromiter(found, np.int64, len(rows))
-        if len(rows) and branch_of[0] != _NO_BRANCH and (branch_of == branch_of[0]).all():
-            return self._from_alike_rows(rows, offsets, failures)
-        for at in np.flatnonzero(branch_of == _NO_BRANCH).tolist():
-            rows[at], branch, what = self._branch_of(rows[at])
-            if branch is not None:
-                branch_of[at] = numbers.setdefault(branch, len(numbers))
-                if self.classes.get(type(rows[at])) != branch:
-                    declared[branch] = None
-            else:
-                failed.setdefault(offsets[at], self._unplaced(offsets[at], what))
+        class_of = {name: cls for cls, name in self.classes.items()}
         made = []
-        if len(numbers) < _FEW:
-            branch_of = branch_of.astype(np.int16)  # is sorted in a fifth of the time
-        by_branch = np.argsort(branch_of, kind="stable")
-        begins = np.searchsorted(branch_of[by_branch], np.arange(len(numbers) + 1))
-        at_offsets = np.array(offsets, dtype=np.int64)
-        in_order = np.fromiter(rows, object, len(rows))[by_branch]
-        for branch, begin, end in zip(numbers, begins[:-1], begins[1:], strict=True):
-            order = by_branch[begin:end]
-            some, theirs = in_order[begin:end].tolist(), at_offsets[order]
+        for branch, some in divided.items():
+            declared = row_type(class_of[branch]) if some.alike else None
             stored = sink_types.get(branch, {})
-            result = from_rows(declared.get(branch), some, theirs, [], stored)
+            result = from_rows(declared, some.rows, some.numbers, [], stored, alike=some.alike)
             failed |= {each.offset: each for each in result.failures if each.offset not in failed}
             if result.table is not None:
-                if len(result.offsets) < len(order):
-                    order = order[np.isin(theirs, result.offsets)]
-                made.append(_BranchRows(branch, result.table, result.offsets, order))
+                made.append(_BranchTable(branch, result.table, result.offsets))
         return _tagged(made, failed)
 
-    def _unplaced(self, offset: int, what: str) -> Failure:
+    def unplaced(self, offset: int, what: str) -> Failure:
+        """Return the failure of a record with rows that have no branch."""
         if self.is_open:
             return Failure(
                 offset,
@@ -165,31 +116,24 @@ class Branching:
         """Convert the tables that a per-batch function returned by name, to tagged rows."""
         made = []
         failed: dict[int, Failure] = {}
-        for number, (name, result) in enumerate(found.items()):
+        for name, result in found.items():
             if result.table is None:
                 continue
             branch = self.place(name)
             if branch is None:
                 for offset in np.unique(result.offsets).tolist():
-                    failed.setdefault(offset, self._unplaced(offset, f"the name {excerpt(name)}"))
+                    failed.setdefault(offset, self.unplaced(offset, f"the name {excerpt(name)}"))
                 continue
-            order = result.offsets * len(found) + number  # by record, then by branch
-            made.append(_BranchRows(branch, result.table, result.offsets, order))
+            made.append(_BranchTable(branch, result.table, result.offsets))
         return _tagged(made, failed)
 
 
-class _BranchRows(NamedTuple):
-    """Rows of one branch.
-
-    Attributes:
-        offsets: the offset of each row's record.
-        order: numbers that order the rows of all branches; those of one record are neighbours.
-    """
+class _BranchTable(NamedTuple):
+    """Rows of one branch, and the offset of each row's record."""
 
     branch: str
     table: pa.Table
     offsets: NDArray[np.int64]
-    order: NDArray[np.int64]
 
 
 def join(parts: Sequence[MapResult]) -> MapResult:
@@ -198,19 +142,19 @@ def join(parts: Sequence[MapResult]) -> MapResult:
         return results.join(parts)
     made = []
     failed: dict[int, Failure] = {}
-    rows = 0
     for result in parts:
         failed |= {failure.offset: failure for failure in result.failures}
         if result.table is not None:
             for name, table, at in branches(result.table):
-                made.append(_BranchRows(name, table, result.offsets[at], at + rows))
-            rows += result.table.num_rows
+                made.append(_BranchTable(name, table, result.offsets[at]))
     joined = _tagged(made, failed)
     places = [part.places for part in parts if part.places is not None]
     if joined.table is None or not places:
         return joined
-    kept = np.isin(np.concatenate([part.offsets for part in parts]), joined.offsets)
-    return replace(joined, places=pa.concat_tables(places).filter(pa.array(kept)))
+    offsets = np.concatenate([part.offsets for part in parts])
+    in_order = np.argsort(offsets, kind="stable")
+    kept = in_order[np.isin(offsets[in_order], joined.offsets)]
+    return replace(joined, places=pa.concat_tables(places).take(kept))
 
 
 def offsets_in(mapped: MapResult, branch: str) -> NDArray[np.int64]:
@@ -235,9 +179,9 @@ def only_branch(mapped: MapResult, branch: str) -> MapResult:
     return replace(mapped, table=None, offsets=NO_OFFSETS)
 
 
-def _tagged(parts: Sequence[_BranchRows], failed: dict[int, Failure]) -> MapResult:
-    """Tag rows with their branches, and leave out those of failed records."""
-    of_branch: dict[str, list[_BranchRows]] = {}
+def _tagged(parts: Sequence[_BranchTable], failed: dict[int, Failure]) -> MapResult:
+    """Tag rows with their branches, by record and then by branch, and leave out those of failed records."""
+    of_branch: dict[str, list[_BranchTable]] = {}
     for part in parts:
         of_branch.setdefault(part.branch, []).append(part)
     joined = [_joined(some, failed) for some in of_branch.values()]
@@ -247,24 +191,17 @@ def _tagged(parts: Sequence[_BranchRows], failed: dict[int, Failure]) -> MapResu
     failures = tuple(failed[offset] for offset in sorted(failed))
     if not joined:
         return MapResult(None, NO_OFFSETS, failures)
-    rank = np.concatenate([part.order for part in joined])
-    if not _are_places(rank):
-        by_order = np.argsort(rank, kind="stable")
-        rank[by_order] = np.arange(len(by_order))
-    ends = np.cumsum([len(part.order) for part in joined])[:-1]
+    offsets = np.concatenate([part.offsets for part in joined])
+    in_order = np.argsort(offsets, kind="stable")
+    rank = np.empty(len(offsets), np.int64)
+    rank[in_order] = np.arange(len(offsets))
+    ends = np.cumsum([len(part.offsets) for part in joined])[:-1]
     places = {part.branch: at for part, at in zip(joined, np.split(rank, ends), strict=True)}
     table = tag({part.branch: part.table for part in joined}, places)
-    offsets = np.empty(len(rank), np.int64)
-    offsets[rank] = np.concatenate([part.offsets for part in joined])
-    return MapResult(table, offsets, failures)
+    return MapResult(table, offsets[in_order], failures)
 
 
-def _are_places(order: NDArray[np.int64]) -> bool:
-    """Return whether the numbers are those from 0 on, each once."""
-    return int(order.max()) < len(order) and int(np.bincount(order).max()) == 1
-
-
-def _joined(parts: Sequence[_BranchRows], failed: dict[int, Failure]) -> _BranchRows:
+def _joined(parts: Sequence[_BranchTable], failed: dict[int, Failure]) -> _BranchTable:
     """Join the rows of one branch, in order; records whose values do not fit the others' fail."""
     if len(parts) == 1:
         return parts[0]
@@ -272,15 +209,10 @@ def _joined(parts: Sequence[_BranchRows], failed: dict[int, Failure]) -> _Branch
     offsets = np.concatenate([part.offsets for part in parts])
     for row, reason in joined.misfits.items():
         failed.setdefault(int(offsets[row]), Failure(int(offsets[row]), reason))
-    order = np.concatenate([part.order for part in parts])
-    by_order = np.argsort(order, kind="stable")
-    return _BranchRows(
-        parts[0].branch, joined.table.take(by_order), offsets[by_order], order[by_order]
-    )
+    in_order = np.argsort(offsets, kind="stable")
+    return _BranchTable(parts[0].branch, joined.table.take(in_order), offsets[in_order])
 
 
-def _without(part: _BranchRows, gone: NDArray[np.int64]) -> _BranchRows:
+def _without(part: _BranchTable, gone: NDArray[np.int64]) -> _BranchTable:
     kept = ~np.isin(part.offsets, gone)
-    return part._replace(
-        table=part.table.filter(pa.array(kept)), offsets=part.offsets[kept], order=part.order[kept]
-    )
+    return part._replace(table=part.table.filter(pa.array(kept)), offsets=part.offsets[kept])

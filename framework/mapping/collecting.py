@@ -20,7 +20,6 @@ class CollectedRows:
         row_type: the class of the rows, if it is declared.
         describe: makes the failure of a record of its number, and of what the function, or its generator,
             raised.
-        named: a row may be a pair of a row and the name of its branch.
 
     Attributes:
         rows: those of all calls.
@@ -32,14 +31,11 @@ class CollectedRows:
         self,
         row_type: RowType | None,
         describe: Callable[[int, Exception], Failure] = Failure.of,
-        *,
-        named: bool = False,
     ) -> None:
         self.rows: list[Any] = []
         self.numbers: list[int] = []
         self.failures: list[Failure] = []
         self._describe = describe
-        self._named = named
         self._known = {dict if row_type is None else row_type.instances}
         """Classes whose objects are rows as they are."""
 
@@ -119,7 +115,7 @@ class CollectedRows:
             if type(result) is list and self._known.issuperset(map(type, result)):
                 several = result
             else:
-                several = rows_of(result, named=self._named)
+                several = rows_of(result)
                 self._known.update(filter(is_plain, set(map(type, several))))
         except BaseException as error:  # noqa: BLE001
             self._fail(number, error)

@@ -27,6 +27,7 @@ from .branching import join
 from .calls import CallOptions
 from .collecting import CollectedRows
 from .concurrency import CallOutcome, Repeated, make_calls, make_calls_async
+from .dividing import DividedRows
 from .inputs import RAW, Inputs
 from .results import (
     NO_OFFSETS,
@@ -400,7 +401,9 @@ def _collected(spec: MapSpec, arguments: Arguments, stop: Stop | None = None) ->
     """Return what collects the rows of these arguments' calls, which `stop` ends."""
     if stop is not None:
         stop.watch(arguments.first)
-    return CollectedRows(spec.row_type, _failure, named=spec.branching is not None)
+    if spec.branching is not None:
+        return DividedRows(spec.branching, _failure)
+    return CollectedRows(spec.row_type, _failure)
 
 
 def _converted(
@@ -414,12 +417,12 @@ def _converted(
         rest = offsets[calls - 1] + 1 if calls else offsets[0]
         failures = [failure for failure in failures if failure.offset < rest]
     failures.sort()
-    rows, of_rows = collected.rows, collected.numbers
     if spec.branching is not None:
-        mapped = spec.branching.from_rows(rows, of_rows, failures, spec.sink_types)
+        assert isinstance(collected, DividedRows)  # noqa: S101
+        mapped = spec.branching.from_rows(collected.branches, failures, spec.sink_types)
     else:
         schema, sink_types = spec.row_type or spec.schema, spec.sink_types.get("", {})
-        mapped = from_rows(schema, rows, of_rows, failures, sink_types)
+        mapped = from_rows(schema, collected.rows, collected.numbers, failures, sink_types)
     return mapped if rest is None else replace(mapped, rest=rest)
 
 

@@ -98,6 +98,8 @@ def from_rows(
     offsets: Sequence[int] | NDArray[np.int64],
     failures: list[Failure],
     sink_types: Mapping[str, pa.DataType] = {},
+    *,
+    alike: bool = False,
 ) -> MapResult:
     """Convert the rows of a per-record function to columns; `offsets` has the record of each row.
 
@@ -108,10 +110,13 @@ def from_rows(
     Args:
         rows: dicts, or objects whose attributes are the columns.
         sink_types: what the sink stores, by the names of its columns (`kmr.mapping.sink_types`).
+        alike: all rows are known to be objects of the class of `schema`.
     """
     if not rows:
         return MapResult(None, NO_OFFSETS, tuple(failures))
     misfits: dict[int, str] = {}
+    if isinstance(schema, RowType) and not (alike or set(map(type, rows)) == {schema.instances}):
+        schema = schema.schema
     table = _table(schema, rows, misfits, sink_types)
     if not misfits:
         return MapResult(table, np.array(offsets, dtype=np.int64), tuple(failures))
@@ -129,17 +134,19 @@ def _table(
     misfits: dict[int, str],
     sink_types: Mapping[str, pa.DataType],
 ) -> pa.Table:
-    """Convert rows to columns; values that do not fit become null, and get a reason in `misfits`."""
+    """Convert rows to columns; values that do not fit become null, and get a reason in `misfits`.
+
+    Args:
+        schema: a class only if all rows are its objects.
+    """
     table: pa.Table
-    if isinstance(schema, RowType) and set(map(type, rows)) == {schema.instances}:
+    if isinstance(schema, RowType):
         if schema.instances is dict:
             _columns_of(rows, schema.schema, misfits)
         columns, refused = schema.to_columns(rows)
         misfits.update(refused)
         table = pa.Table.from_batches([columns])
     else:
-        if isinstance(schema, RowType):
-            schema = schema.schema
         kinds = {} if schema is None else {field.name: field.type for field in schema}
         table = pa.table(
             {

@@ -11,9 +11,20 @@ from hypothesis import strategies as st
 
 from kmr.columns.tagged_rows import branches, tag
 from kmr.mapping.branching import Branching, join, offsets_in, only_branch
+from kmr.mapping.dividing import DividedRows
 from kmr.mapping.results import Failure, MapResult
 
 NAMED = Branching(frozenset({"a", "b"}), {})
+
+
+def tagged_rows(rows: list[tuple[dict[str, Any], str]], offsets: list[int]) -> MapResult:
+    """Return what a map makes that returns these rows for the records of these offsets."""
+    divided = DividedRows(NAMED)
+    of_record = {
+        o: [row for row, its in zip(rows, offsets, strict=True) if its == o] for o in offsets
+    }
+    divided.call_each(of_record.__getitem__, (list(of_record),), list(of_record))
+    return NAMED.from_rows(divided.branches, divided.failures)
 
 
 def found(mapped: MapResult) -> dict[str, list[tuple[int, dict[str, Any]]]]:
@@ -25,14 +36,14 @@ def found(mapped: MapResult) -> dict[str, list[tuple[int, dict[str, Any]]]]:
 
 
 def test_rows_of_unlike_branches_keep_the_order_of_their_records() -> None:
-    rows = [({"x": 1}, "a"), ({"y": "t"}, "b"), ({"x": 2}, "a")]
-    mapped = NAMED.from_rows(rows, [5, 5, 7], [])
+    rows: list[tuple[dict[str, Any], str]] = [({"x": 1}, "a"), ({"y": "t"}, "b"), ({"x": 2}, "a")]
+    mapped = tagged_rows(rows, [5, 5, 7])
     assert mapped.offsets.tolist() == [5, 5, 7]
     assert found(mapped) == {"a": [(5, {"x": 1}), (7, {"x": 2})], "b": [(5, {"y": "t"})]}
 
 
 def test_a_name_without_a_branch_fails_its_record_and_all_of_its_rows() -> None:
-    mapped = NAMED.from_rows([({"x": 1}, "a"), ({"x": 2}, "c"), ({"x": 3}, "a")], [1, 1, 2], [])
+    mapped = tagged_rows([({"x": 1}, "a"), ({"x": 2}, "c"), ({"x": 3}, "a")], [1, 1, 2])
     assert found(mapped) == {"a": [(2, {"x": 3})]}
     (failure,) = mapped.failures
     assert failure.offset == 1
@@ -61,7 +72,7 @@ def test_rows_of_any_branches_are_told_apart_and_keep_their_records(
 ) -> None:
     offsets = sorted(offset for _, offset in rows)
     named = [({"n": n}, name) for n, (name, _) in enumerate(rows)]
-    mapped = NAMED.from_rows(named, offsets, [])
+    mapped = tagged_rows(named, offsets)
     bad = {offset for (name, _), offset in zip(rows, offsets, strict=True) if name == "c"}
     assert {failure.offset for failure in mapped.failures} == bad
     kept = [
@@ -90,7 +101,7 @@ def test_parts_of_a_batch_are_joined_without_the_records_that_failed_in_either()
 
 
 def test_the_rows_of_one_branch_can_be_told_from_the_others() -> None:
-    mapped = NAMED.from_rows([({"x": 1}, "a"), ({"y": 2}, "b")], [5, 6], [])
+    mapped = tagged_rows([({"x": 1}, "a"), ({"y": 2}, "b")], [5, 6])
     assert offsets_in(mapped, "b").tolist() == [6]
     assert offsets_in(mapped, "none").tolist() == []
     assert found(only_branch(mapped, "a")) == {"a": [(5, {"x": 1})]}

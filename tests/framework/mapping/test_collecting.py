@@ -38,14 +38,11 @@ def generated(rows: list[Any]) -> Iterator[Any]:
 
 row = st.builds(Row, st.integers(0, 9)) | st.builds(Other, st.integers(0, 9))
 several = st.lists(row, max_size=4)
-pair = st.tuples(row, st.just("a name"))
 result = (
     st.none()
     | row
     | several
     | several.map(tuple)
-    | pair
-    | st.lists(pair | row, max_size=3)
     | st.just(5)
     | st.just(ZeroDivisionError("raised"))
 )
@@ -57,8 +54,7 @@ def rows_in(result: Any) -> list[Any] | None:
         return []
     if isinstance(result, Exception | int):
         return None
-    is_pair = isinstance(result, tuple) and len(result) == 2 and result[1] == "a name"
-    return list(result) if isinstance(result, list | tuple) and not is_pair else [result]
+    return list(result) if isinstance(result, list | tuple) else [result]
 
 
 def returned(result: Any) -> Any:
@@ -76,7 +72,7 @@ async def test_each_row_keeps_the_number_of_its_record(results: list[Any]) -> No
     numbers = [10 * at for at in range(len(results))]
     expected = [rows_in(each) for each in results]
     for is_async in (False, True):
-        collected = CollectedRows(None, named=True)
+        collected = CollectedRows(None)
         if is_async:
             calls = await collected.await_each(awaited, (results,), numbers)
         else:
