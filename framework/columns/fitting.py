@@ -190,7 +190,7 @@ def _nested(array: Array, to: Any, zone: str | None) -> Cast:
     kind = array.type
     if is_list(to) and is_list(kind):
         lists = Lists(array)
-        items = in_lists(lists, _child(lists.items, field=to.value_field, zone=zone))
+        items = in_lists(lists, fit_field(lists.items, field=to.value_field, zone=zone))
         if pa.types.is_list(to) or pa.types.is_large_list(to):  # a cast refuses all for one null
             return items._replace(array=lists.with_items(items.array, to))
         return _as_kind(items._replace(array=lists.with_items(items.array)), to)
@@ -201,13 +201,16 @@ def _nested(array: Array, to: Any, zone: str | None) -> Cast:
             lambda items: fit(items, to.item_type, zone=zone),
         )
     if pa.types.is_struct(to) and pa.types.is_struct(kind):
-        return to_struct(array, list(to), [partial(_child, field=each, zone=zone) for each in to])
+        return to_struct(
+            array, list(to), [partial(fit_field, field=each, zone=zone) for each in to]
+        )
     if pa.types.is_struct(to) and pa.types.is_map(kind):
         raise Misfit(f"{kind} cannot become {to}: a map has keys of its own")
     raise no_cast(array, to)
 
 
-def _child(array: Array, *, field: pa.Field[Any], zone: str | None) -> Cast:
+def fit_field(array: Array, *, field: pa.Field[Any], zone: str | None = None) -> Cast:
+    """Cast a column to the type of a field, as `fit` does; null does not fit one that cannot be null."""
     made = fit(array, field.type, zone=zone)
     return made if field.nullable else made._replace(bad=either(made.bad, null_rows(array)))
 

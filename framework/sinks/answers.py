@@ -187,6 +187,28 @@ def of_sqlstate(state: str, text: str, detail: str | None = None) -> Answer:
     return Answer(kind, reason, about_values=state.startswith(_POSTGRES_VALUES))
 
 
+class DoesNotFit(Exception):
+    """Some of the rows do not fit a destination; which ones is not known. The message says why."""
+
+
+# Spark: values that cannot be cast, constraints, and texts that are too long for their column.
+_SPARK_VALUES: Final = re.compile(
+    r"^(.*)\bSQLSTATE: (?:2[23]\w{3}|54006)\b"
+    r"|^.*?(\[?DELTA_(?:VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|EXCEED_CHAR).*)",
+    re.MULTILINE,
+)
+
+
+def of_spark(error: Exception) -> Answer:
+    """Return the meaning of an error of PySpark: about rows, or unknown."""
+    text = str(error)
+    if isinstance(error, DoesNotFit):
+        return Answer("rows", one_line(text), about_values=True)
+    if (found := _SPARK_VALUES.search(text)) is None:
+        return Answer("unknown", one_line(text))
+    return Answer("rows", one_line(found[1] or found[2]), about_values=True)
+
+
 _CODE: Final = re.compile(r"Code: (\d+)\. DB::Exception: (.*)", re.DOTALL)
 _NOISE: Final = re.compile(r"\s*(\(version [^()]*(?:\([^()]*\))?\)|\(for url [^)]*\))")
 _HTTP_STATUS: Final = re.compile(r"HTTP status (\d{3})")

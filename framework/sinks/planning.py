@@ -122,6 +122,7 @@ class RangeRows:
         joined: the tokens of the ranges that were joined to this one.
         shared: the token under which the rows are written first, because others may have been written with
             them under it; empty: `token`.
+        piece: which rows of the range these are, where it is not written at once: `0-128`.
     """
 
     token: str
@@ -132,6 +133,7 @@ class RangeRows:
     write: Write = NEW
     joined: tuple[str, ...] = ()
     shared: str = ""
+    piece: str = ""
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -155,10 +157,11 @@ class RangeRows:
     @property
     def file_name(self) -> str:
         """The token as the name of a file, without a suffix; at most 200 characters."""
-        if self.span is not None and len(name := str(self.span)) <= _LONGEST_NAME:
+        piece = _SEPARATOR + self.piece if self.piece else ""
+        if self.span is not None and len(name := f"{self.span}{piece}") <= _LONGEST_NAME:
             return name
         digest = sha256(self.token.encode()).hexdigest()[:32]
-        return f"{safe_name(self.token.partition(':')[0][:64])}{_SEPARATOR}{digest}"
+        return f"{safe_name(self.token.partition(':')[0][:64])}{_SEPARATOR}{digest}{piece}"
 
     def sections(self) -> list[Section]:
         """Return the whole, or as many parts as needed to stay below the largest block."""

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from ...columns.fitted import Fitted, TargetColumn, fit_columns
-from ...columns.fitting import fit
+from ...columns.fitted import TargetColumn
+from ...columns.fitting import fit_field
 from ...columns.kinds import has_values, is_list, whole
 from ...columns.reasons import count_values, fields_left_out
 from ...errors import StrategyError
+from ..choosing import Choice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
+
+    from ...columns.fitted import Fitted
 
 _DIGITS_OF_128_BITS: Final = 38
 _MOST_DIGITS: Final = 76
@@ -62,6 +65,11 @@ def _whole_numbers(kind: Any) -> Any:
     return pa.decimal128(digits, 0) if digits <= _DIGITS_OF_128_BITS else pa.decimal256(digits, 0)
 
 
+def target_of(column: pa.Field[Any]) -> TargetColumn:
+    """Return what a column takes: the values of its type."""
+    return TargetColumn(column.name, str(column.type), partial(fit_field, field=column))
+
+
 @dataclass(slots=True)
 class DestinationColumns:
     """The columns of a destination that are known so far. Threads may share it.
@@ -75,70 +83,79 @@ class DestinationColumns:
             left out. None: new ones are allowed.
         stored: returns the type that the destination has for an Arrow type; None: it has none yet. Raises
             StrategyError: it can have none.
+        target: returns what a column takes.
+        taken: names that no new column may have, in any case, nor those of known columns; None: case matters.
     """
 
     destination: str
     schema: pa.Schema | None = None
     reread: Callable[[], pa.Schema] | None = None
     stored: Callable[[Any], Any] = stored_type
+    target: Callable[[pa.Field[Any]], TargetColumn] = target_of
+    taken: Collection[str] | None = None
     _lock: Lock = field(default_factory=Lock)
 
     def fit(self, rows: pa.Table) -> Fitted:
         """Cast rows to the known columns.
 
-        Raises:
-            StrategyError: a table does not have a column, or the destination has no type for one.
+        Refused are values in a column that a table does not have, or for which there is no type, and nulls
+        in one that cannot be null.
         """
         with self._lock:
-            schema = self._known(rows.schema)
+            schema, problems = self._known(rows.schema)
             if self.reread is None:
                 self.schema = schema
-        fitted = fit_columns(
-            rows,
-            [
-                TargetColumn(each.name, str(each.type), partial(fit, to=each.type))
-                for each in schema
-            ],
-        )
-        if not len(schema):
+        targets = [self.target(each) for each in schema]
+        fitted = Choice((), problems=problems).fit(rows, targets)
+        if not targets:
             reason = f"{self.destination} has no column for it yet: it has no value but empty ones"
-            return Fitted(rows, dict.fromkeys(range(rows.num_rows), reason))
-        left_out = {path: count for path, count in _left_out(rows, schema) if count}
-        return fitted._replace(table=fitted.table.cast(schema), left_out=left_out)
+            refused = dict.fromkeys(range(rows.num_rows), reason) | fitted.refused
+            return fitted._replace(refused=refused)
+        left_out = {path: count for path, count in _left_out(rows, schema, set(problems)) if count}
+        # a refused row has null where none may be
+        cast = fitted.table.cast(pa.schema([each.with_nullable(nullable=True) for each in schema]))
+        table = pa.Table.from_arrays(cast.columns, schema=schema)
+        return fitted._replace(table=table, left_out=left_out)
 
-    def _known(self, rows: pa.Schema) -> pa.Schema:
-        """Return the columns, with those that rows add."""
+    def _known(self, rows: pa.Schema) -> tuple[pa.Schema, dict[str | None, str]]:
+        """Return the columns, with those that rows add, and why there are no columns for others of them."""
         known = pa.schema([]) if self.schema is None else self.schema
+        problems: dict[str | None, str] = {}
         if self.reread is not None:
-            known = self._of_table(rows, self.reread)
+            if self.schema is None or self._unknown(rows, known):
+                known = self.schema = self.reread()
+            for name in self._unknown(rows, known):
+                problems[name] = (
+                    f"{self.destination} has no column {name}; its columns are "
+                    f"{', '.join(known.names)}. Alter the table, or return other columns"
+                )
         for each in rows:
             at = known.get_field_index(each.name)
             if at >= 0:
                 if self.reread is None:
                     known = known.set(at, _with_fields_of(known.field(at), each.type, self.stored))
-            elif (kind := self._stored(each)) is not None:
-                known = known.append(pa.field(each.name, kind))
-        return known
+            elif each.name not in problems:
+                try:
+                    if (kind := self._new(each, known)) is not None:
+                        known = known.append(pa.field(each.name, kind))
+                except StrategyError as error:
+                    problems[each.name] = f"column {each.name} of {self.destination}: {error}"
+        return known, problems
 
-    def _stored(self, column: pa.Field[Any]) -> Any:
-        try:
-            return self.stored(column.type)
-        except StrategyError as error:
-            raise StrategyError(f"column {column.name} of {self.destination}: {error}") from None
-
-    def _of_table(self, rows: pa.Schema, reread: Callable[[], pa.Schema]) -> pa.Schema:
-        if self.schema is None or self._unknown(rows):
-            self.schema = reread()
-            if unknown := self._unknown(rows):
+    def _new(self, column: pa.Field[Any], known: pa.Schema) -> Any:
+        """Return its type; None if it has none yet. Raises StrategyError if it can have none."""
+        kind = self.stored(column.type)
+        for name in () if self.taken is None or kind is None else (*self.taken, *known.names):
+            if name.lower() == column.name.lower():
                 raise StrategyError(
-                    f"{self.destination} has no column {', '.join(unknown)}; its columns are "
-                    f"{', '.join(self.schema.names)}. Alter the table, or return other columns"
+                    f"the name is taken by {name}: names differ by more than their case"
                 )
-        return self.schema
+        return kind
 
-    def _unknown(self, rows: pa.Schema) -> list[str]:
-        known = () if self.schema is None else self.schema.names
-        return [each.name for each in rows if each.name not in known and has_values(each.type)]
+    def _unknown(self, rows: pa.Schema, known: pa.Schema) -> list[str]:
+        return [
+            each.name for each in rows if each.name not in known.names and has_values(each.type)
+        ]
 
 
 def _with_fields_of(known: Any, kind: Any, stored: Callable[[Any], Any]) -> Any:
@@ -163,8 +180,12 @@ def _with_fields_of(known: Any, kind: Any, stored: Callable[[Any], Any]) -> Any:
     return known
 
 
-def _left_out(rows: pa.Table, schema: pa.Schema) -> Iterator[tuple[str, int]]:
+def _left_out(
+    rows: pa.Table, schema: pa.Schema, refused: Collection[str | None]
+) -> Iterator[tuple[str, int]]:
     for each in rows.schema:
+        if each.name in refused:
+            continue
         at = schema.get_field_index(each.name)
         paths = (
             [each.name] if at < 0 else fields_left_out(each.type, schema.field(at).type, each.name)

@@ -13,20 +13,26 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from ...columns.fitted import TargetColumn
+from ...columns.kinds import either, is_nested, rows_where
 from ...errors import StrategyError
 from ...service.storage import HIDDEN
+from ..answers import DoesNotFit
 from ..parquet.columns import DestinationColumns
 from ..parquet.files import open_directory
-from .types import stored_type
+from .types import stored_type, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from ...columns.casting import Cast
+    from ...columns.fitted import Fitted
     from ...spark.session import SharedSession
     from ..parquet.files import Directory, PartitionValues
     from ..planning import RangeRows
@@ -36,6 +42,14 @@ FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "xml")
 
 RANGE_COLUMN = "kmr_range"
 """The partition column whose value is the name of a flush, where Spark writes the files."""
+
+_MICROSECONDS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+_SPACES = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
+_OPTIONS = {"csv": _MICROSECONDS | _SPACES, "json": _MICROSECONDS, "xml": _MICROSECONDS}
+"""Spark's defaults for texts lose digits of times and spaces."""
 
 _DETAILS = "# Detailed Table Information"
 _PARTITIONS = "# Partition Information"
@@ -54,20 +68,23 @@ class TableFiles:
     _known: set[PartitionValues] = field(default_factory=set)
     _new: set[PartitionValues] = field(default_factory=set)
 
-    def write(self, part: RangeRows, rows: pa.Table) -> dict[int, str]:
-        """Write rows; return the numbers of rows that do not fit, which are not written, with the reasons."""
+    def write(self, part: RangeRows, rows: pa.Table) -> Fitted:
+        """Write the rows that fit."""
         fitted = self.columns.fit(rows)
         if (kept := fitted.kept()).num_rows:
             self._new.update(self.directory.write(part.file_name, kept))
-        return fitted.refused
+        return fitted
 
     def write_frame(self, part: RangeRows, frame: DataFrame) -> None:
-        """Write the result of a transform of a part's rows."""
-        refused = self.write(part, frame.toArrow())
-        if refused:
-            raise StrategyError(
-                f"{len(refused)} rows of transform do not fit: {next(iter(refused.values()))}"
-            )
+        """Write the result of a transform of a part's rows.
+
+        Raises:
+            DoesNotFit: some of it does not fit the table; nothing is written.
+        """
+        made = frame.toArrow()
+        for reason in self.columns.fit(made).refused.values():
+            raise DoesNotFit(f"a row of the transform does not fit: {reason}")
+        self.write(part, made)
 
     def doubles(self, _part: RangeRows) -> bool:
         """Return False: a file is replaced by its name."""
@@ -92,6 +109,8 @@ def transaction_of(part: RangeRows) -> tuple[str, str] | None:
     application = f"kmr:{span.group}:{span.topic}:{span.partition}"
     if span.generation:  # else Delta would skip what a reset reads again
         application += f"@{span.generation}"
+    if part.piece:  # else it would skip all but the first of them
+        application += f"#{part.piece}"
     return application, str(span.last)
 
 
@@ -113,12 +132,12 @@ class SparkDestination:
     options: Mapping[str, str]
     doubt: str | None
 
-    def write(self, part: RangeRows, rows: pa.Table) -> dict[int, str]:
+    def write(self, part: RangeRows, rows: pa.Table) -> Fitted:
         """Write rows, as `TableFiles.write` does."""
         fitted = self.columns.fit(rows)
         if (kept := fitted.kept()).num_rows:
             self.write_frame(part, self.session.get().createDataFrame(kept).coalesce(1))
-        return fitted.refused
+        return fitted
 
     def write_frame(self, part: RangeRows, frame: DataFrame) -> None:
         """Write a DataFrame: replace the directory of a part, or append with Delta's transaction id."""
@@ -157,7 +176,11 @@ def choose_table(
     """
     table = read_table(session.get(), name)
     columns = DestinationColumns(
-        f"table {name}", table.schema, lambda: read_table(session.get(), name).schema, stored_type
+        f"table {name}",
+        table.schema,
+        lambda: read_table(session.get(), name).schema,
+        stored_type,
+        table.target,
     )
     doubt: str | None
     if table.provider == "delta":
@@ -192,8 +215,19 @@ def choose_path(
     doubt = None
     if format not in (*FILE_FORMATS, "delta"):
         doubt = f"Spark appends to {format}, which does not detect repeated writes"
-    columns = DestinationColumns(path, schema, stored=stored_type)
+    if is_files := format in FILE_FORMATS:
+        options = {**_OPTIONS.get(format, {}), **options}
+    stored = _scalar_type if format == "csv" else stored_type
+    taken = (RANGE_COLUMN,) if is_files else ()
+    columns = DestinationColumns(path, schema, None, stored, target_of, taken)
     return SparkDestination(session, format, columns, None, path, partition_by, options, doubt)
+
+
+def _scalar_type(kind: Any) -> Any:
+    """Return the type of Spark, as `stored_type` does; a file of CSV has no nested values."""
+    if is_nested(kind):
+        raise StrategyError(f"CSV has no nested values ({kind}): return text")
+    return stored_type(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +240,7 @@ class CatalogTable:
         location: the URI of its directory; None if files must not be added to it.
         partition_by: its partition columns.
         schema: its columns, in Arrow's types.
+        texts: the columns whose texts have a limit, and their types: `varchar(3)`.
     """
 
     identifier: str
@@ -213,6 +248,22 @@ class CatalogTable:
     location: str | None
     partition_by: tuple[str, ...]
     schema: pa.Schema
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    def target(self, column: pa.Field[Any]) -> TargetColumn:
+        """Return what a column takes. Spark reads texts of any length, and checks them where it writes."""
+        target = target_of(column)
+        limited = self.texts.get(column.name)
+        if limited is None:
+            return target
+        longest = pa.scalar(int(limited.strip("abcdefghijklmnopqrstuvwxyz()")))
+
+        def cast(array: Any) -> Cast:
+            made = target.cast(array)
+            too_long = rows_where(pc.greater(pc.utf8_length(made.array), longest))
+            return made._replace(bad=either(made.bad, too_long))
+
+        return TargetColumn(column.name, limited, cast)
 
     def publish(self, session: SparkSession, partitions: Iterable[PartitionValues]) -> None:
         """Add new partitions to the table, and refresh Spark's list of its files."""
@@ -262,6 +313,11 @@ def read_table(session: SparkSession, name: str) -> CatalogTable:
         location=details.get("Location") if plain else None,
         partition_by=partition_by,
         schema=schema,
+        texts={
+            name: kind
+            for name, kind in rows[: len(schema)]
+            if kind.startswith(("char(", "varchar("))
+        },
     )
 
 

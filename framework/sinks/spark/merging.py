@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from ...columns.fitted import Fitted
     from ...spark.session import SharedSession
     from ..changes import Applied, Changes
     from ..planning import RangeRows
@@ -71,11 +72,11 @@ class MergedTable:
     _base: SparkSession | None = None
     _own: Any = field(default=None)
 
-    def write(self, part: RangeRows, rows: pa.Table) -> dict[int, str]:
-        """Apply changes; return the numbers of those that cannot be applied, with the reasons.
+    def write(self, part: RangeRows, rows: pa.Table) -> Fitted:
+        """Apply changes; those that cannot be applied are refused.
 
         Raises:
-            StrategyError: the rows are no changes, or the table lacks a column of theirs.
+            StrategyError: the rows are no changes.
             Retry: another writer of the table was faster.
         """
         applied = self.changes.apply(rows, self.table.schema.names)
@@ -89,7 +90,8 @@ class MergedTable:
         kept[list(refused)] = False
         if kept.any() or applied.truncated is not None:
             self._merge(part, table.filter(pa.array(kept)), truncates=applied.truncated is not None)
-        return applied.refused | {int(applied.source[row]): why for row, why in refused.items()}
+        by_change = {int(applied.source[row]): why for row, why in refused.items()}
+        return fitted._replace(refused=applied.refused | by_change)
 
     def _nulls(self, applied: Applied, table: pa.Table) -> dict[int, str]:
         """Return the upserts that have null, or nothing, for a column that cannot be null."""
@@ -190,7 +192,11 @@ def choose_merged(
     nullable = pa.schema([each.with_nullable(nullable=True) for each in table.schema])
     doubt = None if table.provider == "delta" else _LATE.format(provider=table.provider)
     return MergedTable(
-        session, changes, table, DestinationColumns(title, nullable, columns, stored_type), doubt
+        session,
+        changes,
+        table,
+        DestinationColumns(title, nullable, columns, stored_type, table.target),
+        doubt,
     )
 
 

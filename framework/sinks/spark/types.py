@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ...columns.kinds import is_list
+from ...columns.kinds import Lists, either, is_list, mask_of
 from ...errors import StrategyError
 from ..parquet.columns import DestinationColumns
 from ..parquet.columns import stored_type as of_files
+from ..parquet.columns import target_of as of_column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from ...columns.casting import Cast
+    from ...columns.fitted import Fitted, TargetColumn
+    from ...columns.kinds import Array, Mask
 
 _WIDER: Mapping[pa.DataType, pa.DataType] = {
     pa.uint8(): pa.int16(),
@@ -73,7 +80,8 @@ def _nested(kind: Any) -> pa.DataType | None:
         return None if key is None or item is None else pa.map_(key, item)
     if pa.types.is_struct(kind):
         types = [(field.name, spark_type(field.type)) for field in kind]
-        if not types or any(of is None for _, of in types):
+        names = {field.name.lower() for field in kind}  # which differ by more than their case
+        if not types or len(names) < len(types) or any(of is None for _, of in types):
             return None
         return pa.struct([pa.field(name, of) for name, of in types])
     if is_list(kind):
@@ -96,13 +104,39 @@ def stored_type(kind: Any) -> Any:
     return found
 
 
-def to_spark(table: pa.Table) -> pa.Table:
-    """Cast the columns to Spark's types; leave out columns that have no type yet.
+def target_of(column: pa.Field[Any]) -> TargetColumn:
+    """Return what a column takes: values of its type, but maps with a key twice, of which Spark keeps one."""
+    target = of_column(column)
 
-    Raises:
-        StrategyError: Spark has no type for a column, or a value does not fit.
-    """
-    fitted = DestinationColumns("Spark", stored=stored_type).fit(table)
-    for reason in fitted.refused.values():
-        raise StrategyError(reason)
-    return fitted.table
+    def cast(array: Array) -> Cast:
+        made = target.cast(array)
+        return made._replace(bad=either(made.bad, _rows_with_a_key_twice(made.array)))
+
+    return target._replace(cast=cast) if _has_maps(column.type) else target
+
+
+def _has_maps(kind: Any) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_maps(field.type) for field in kind)
+    return pa.types.is_map(kind) or (is_list(kind) and _has_maps(kind.value_type))
+
+
+def _rows_with_a_key_twice(array: Array) -> Mask:
+    if not _has_maps(array.type):
+        return None
+    if pa.types.is_struct(array.type):
+        children = [pc.struct_field(array, [at]) for at in range(array.type.num_fields)]
+        return reduce(either, map(_rows_with_a_key_twice, children))
+    lists = Lists(array)
+    inside = lists.of_items(_rows_with_a_key_twice(lists.items))
+    if not pa.types.is_map(array.type):
+        return inside
+    keys = pa.table({"of": lists.parents(), "key": pc.struct_field(lists.items, [0])})
+    counts = keys.group_by(["of", "key"]).aggregate([([], "count_all")])
+    of = counts.filter(pc.greater(counts["count_all"], pa.scalar(1)))["of"].to_numpy()
+    return either(inside, mask_of(of, len(array)) if len(of) else None)
+
+
+def to_spark(table: pa.Table) -> Fitted:
+    """Cast the columns to Spark's types; leave out columns that have no type yet."""
+    return DestinationColumns("Spark", stored=stored_type, target=target_of, taken=()).fit(table)

@@ -22,10 +22,13 @@ from ...reducers.sink import (
 )
 from ...service.threads import run_in_thread
 from ...spark.session import SharedSession
+from ..answers import SetUp
 from ..changes import Changes
 from ..choosing import schema_to_create
 from ..parquet.files import DEFAULT_MAX_AGE, DEFAULT_MAX_BYTES, DEFAULT_MAX_ROWS
 from ..planning import plan_ranges
+from ..ranges import LeavingOut
+from .bisecting import write_pieces
 from .destinations import FILE_FORMATS, choose_path, choose_table
 from .merging import choose_merged, create_statement, is_there
 from .types import to_spark
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from ...columns.fitted import Fitted
     from ...record import TopicPartition
     from ...reducers.reducer import Context, Policies
     from ...reducers.sink import Refusal, Write
@@ -104,7 +108,7 @@ class SparkWriter(Collecting, Sink):
         partition_by: of a path: columns of text, integers, booleans or dates; each value is a directory.
         transform: called with a DataFrame of the rows of one topic partition in one flush. Its result is
             written to the table or path; without either of them, it must write the rows and return None.
-            It runs again when a flush is retried.
+            It runs again when a flush is retried, and with fewer rows where Spark refuses values.
         schema: of a path: columns and their types; rows may have further columns.
         master: `local[2]`, `spark://host:port`, or `sc://host:port` (Spark Connect: no JVM here). None:
             the running session of this process, else Spark's own configuration. All writers of a process
@@ -166,7 +170,7 @@ class SparkWriter(Collecting, Sink):
             (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         )
         self.transform = transform
-        self.schema = None if schema is None else to_spark(schema.empty_table()).schema
+        self.schema = None if schema is None else self._of_spark(schema)
         self.options = dict(options or {})
         self._check_changes()
         self.session = SharedSession(master, settings or {})
@@ -175,6 +179,7 @@ class SparkWriter(Collecting, Sink):
         self._destination: Destination | None = None
         self._opened = False
         self._written: dict[str, list[Refusal]] = {}
+        self._set_up, self._leaving_out = SetUp(), LeavingOut()
         self._logged: set[str] = set()
         self.capabilities = Capabilities(
             names_ranges=True,
@@ -182,6 +187,12 @@ class SparkWriter(Collecting, Sink):
             on_spark=self._guarantee(),
             difference_on_spark="master= and settings= have no effect: the engine's session writes",
         )
+
+    def _of_spark(self, schema: pa.Schema) -> pa.Schema:
+        fitted = to_spark(schema.empty_table())
+        for reason in fitted.general:
+            raise StrategyError(reason)
+        return fitted.table.schema
 
     def _check_changes(self) -> None:
         if self._changes is None:
@@ -223,6 +234,9 @@ class SparkWriter(Collecting, Sink):
             return "exactly once, by a directory per micro-batch, which is replaced"
         return f"Spark appends to {self.format}, {AT_LEAST_ONCE_ON_SPARK}"
 
+    def __str__(self) -> str:
+        return f"Spark table {self.table}" if self.table else self.path or "Spark"
+
     def __deepcopy__(self, memo: object) -> Self:
         """Return a copy without rows that shares the Spark session."""
         other = copy.copy(self)
@@ -237,6 +251,7 @@ class SparkWriter(Collecting, Sink):
             StrategyError: there is no such table, or the path cannot be written to.
         """
         self._group, self._generations = context.group, context.for_sinks.generations
+        self._leaving_out = LeavingOut(context.stage, context.for_sinks.count_left_out)
         if context.for_sinks.session is not None:
             self.session.use(context.for_sinks.session)
         declared = await declared_columns(context) if self._changes is not None else None
@@ -361,16 +376,30 @@ class SparkWriter(Collecting, Sink):
         return self._destination is None or self._destination.doubles(part)
 
     def _write(self, part: RangeRows) -> list[Refusal]:
-        rows = part.table
-        if self.transform is not None:
-            self._transform(part, rows)
-            return []
-        destination = cast("Destination", self._destination)
-        return part.refusals(destination.write(part, rows))
+        general: set[str] = set()
 
-    def _transform(self, part: RangeRows, rows: pa.Table) -> None:
+        def write(piece: RangeRows, rows: pa.Table) -> Mapping[int, str]:
+            if self.transform is not None:
+                fitted = self._transform(piece, rows)
+            else:
+                fitted = cast("Destination", self._destination).write(piece, rows)
+            self._leaving_out.of(self, fitted)
+            general.update(fitted.general)
+            return fitted.refused
+
+        refused = write_pieces(part, part.table, write)
+        self._set_up.judge(self, len(part), refused, general)
+        return part.refusals(refused)
+
+    def _transform(self, part: RangeRows, rows: pa.Table) -> Fitted:
+        fitted = to_spark(rows)
+        if (kept := fitted.kept()).num_rows:
+            self._write_result(part, kept)
+        return fitted
+
+    def _write_result(self, part: RangeRows, rows: pa.Table) -> None:
         transform: Any = self.transform
-        made = transform(self.session.get().createDataFrame(to_spark(rows)))
+        made = transform(self.session.get().createDataFrame(rows))
         name = getattr(transform, "__qualname__", repr(transform))
         if self._destination is None:
             if made is not None:

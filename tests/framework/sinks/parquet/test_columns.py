@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.errors import StrategyError
 from kmr.sinks.parquet.columns import DestinationColumns
 
 if TYPE_CHECKING:
@@ -118,7 +117,19 @@ def test_what_parquet_lacks_is_stored_as_what_it_has(
     assert pq.ParquetFile(tmp_path / "file").read()["v"].to_pylist() == kept.to_pylist()
 
 
-def test_a_column_of_a_type_that_parquet_lacks_is_named() -> None:
+def test_only_rows_with_a_value_of_a_type_that_parquet_lacks_are_refused() -> None:
     union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
-    with pytest.raises(StrategyError, match="column v of /x: Parquet has no type for sparse_union"):
-        DestinationColumns("/x").fit(pa.table({"v": union}))
+    fitted = DestinationColumns("/x").fit(pa.table({"id": [1], "v": union}))
+    assert "column v of /x: Parquet has no type for sparse_union" in fitted.refused[0]
+    assert fitted.general == {fitted.refused[0]}
+
+
+def test_null_does_not_fit_a_column_that_cannot_be_null_and_bad_rows_may_have_it() -> None:
+    needed = pa.schema([pa.field("id", pa.int8(), nullable=False), ("n", pa.int8())])
+    fitted = DestinationColumns("/x", needed).fit(pa.table({"id": [1, None, 300], "n": [1, 2, 3]}))
+    assert fitted.refused == {
+        1: "column id (int8) cannot be null",
+        2: "column id (int8) cannot hold 300",
+    }
+    assert fitted.kept().schema == needed
+    assert fitted.kept().to_pylist() == [{"id": 1, "n": 1}]

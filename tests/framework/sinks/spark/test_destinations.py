@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kmr.errors import StrategyError
 from kmr.record import Range, Rows, TopicPartition
 from kmr.sinks.parquet.columns import DestinationColumns
 from kmr.sinks.planning import plan_ranges
@@ -36,12 +35,32 @@ def test_a_column_without_values_gets_its_type_later() -> None:
     assert columns.fit(pa.table({"a": [3]})).table.to_pylist() == [{"a": 3, "b": None}]
 
 
-def test_an_unknown_column_of_a_table_is_an_error_unless_the_table_was_altered() -> None:
+def test_rows_with_a_column_that_a_table_lacks_are_refused_unless_it_was_altered() -> None:
     altered = pa.table({"a": [0], "b": [""]}).schema
     columns = DestinationColumns("table t", pa.schema({"a": pa.int64()}), lambda: altered)
     assert columns.fit(pa.table({"a": [1], "b": ["x"]})).table.num_rows == 1
-    with pytest.raises(StrategyError, match=r"table t has no column c; its columns are a, b"):
-        columns.fit(pa.table({"c": [1]}))
+    fitted = columns.fit(pa.table({"a": [1, 2], "c": [1, None]}))
+    assert list(fitted.refused) == [0]
+    assert "table t has no column c; its columns are a, b" in fitted.refused[0]
+    assert fitted.kept().to_pylist() == [{"a": 2, "b": None}]
+
+
+def test_columns_of_a_path_differ_by_more_than_their_case_and_csv_has_no_nested_values() -> None:
+    session = SharedSession(None, {})
+    columns = choose_path(session, "/x", **NO_OPTIONS | {"format": "csv"}).columns
+    table = pa.table(
+        {
+            "id": [1, 2, 3, 4],
+            "Id": [None, 1, None, None],
+            "v": [None, None, [1], None],
+            "KMR_range": [None, None, None, 1],
+        }
+    )
+    fitted = columns.fit(table)
+    assert sorted(fitted.refused) == [1, 2, 3]
+    assert "the name is taken by id" in fitted.refused[1]
+    assert "CSV has no nested values" in fitted.refused[2]
+    assert "the name is taken by kmr_range" in fitted.refused[3]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kmr.errors import StrategyError
 from kmr.sinks.spark.types import spark_type, to_spark
 
 
@@ -31,7 +30,7 @@ from kmr.sinks.spark.types import spark_type, to_spark
 def test_a_type_that_spark_does_not_have_becomes_the_next_wider_one(
     array: Any, kind: pa.DataType, values: list[Any] | None
 ) -> None:
-    column = to_spark(pa.table({"c": array})).column("c")
+    column = to_spark(pa.table({"c": array})).table.column("c")
     assert column.type == kind
     if values is not None:
         assert column.to_pylist() == values
@@ -48,16 +47,42 @@ def test_timestamps_become_microseconds_of_the_same_instant(
     kind: pa.TimestampType[Any, Any], expected: pa.DataType
 ) -> None:
     per_second = 1_000_000_000 if kind.unit == "ns" else 1
-    column = to_spark(pa.table({"c": pa.array([7 * per_second + per_second // 3], kind)})).column(
-        "c"
-    )
+    array = pa.array([7 * per_second + per_second // 3], kind)
+    column = to_spark(pa.table({"c": array})).table.column("c")
     assert column.type == expected
     microseconds: Any = column.cast(pa.int64()).to_pylist()
     assert microseconds[0] // 1_000_000 == 7
 
 
-@pytest.mark.parametrize("kind", [pa.duration("us"), pa.time64("us"), pa.decimal256(50, 0)])
-def test_a_type_without_a_counterpart_is_an_error_that_names_the_column(kind: Any) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.duration("us"),
+        pa.time64("us"),
+        pa.decimal256(50, 0),
+        pa.struct([("id", pa.int8()), ("Id", pa.int8())]),
+    ],
+)
+def test_values_of_a_type_without_a_counterpart_are_refused_with_the_name_of_the_column(
+    kind: Any,
+) -> None:
     assert spark_type(kind) is None
-    with pytest.raises(StrategyError, match="column c of Spark"):
-        to_spark(pa.table({"c": pa.nulls(1, kind)}))
+    value = {"id": 1, "Id": 2} if pa.types.is_struct(kind) else pa.array([1]).cast(kind)[0]
+    column = pa.array([value, None], kind)
+    fitted = to_spark(pa.table({"c": column, "d": [1, 2]}))
+    assert list(fitted.refused) == [0]
+    assert fitted.refused[0].startswith("column c of Spark: Spark has no type for Arrow's")
+    assert fitted.kept().to_pylist() == [{"d": 2}]
+
+
+def test_a_map_with_a_key_twice_is_refused_at_any_depth_and_its_neighbours_are_not() -> None:
+    kind = pa.map_(pa.string(), pa.int8())
+    maps = [[("a", 1), ("a", 2)], [("a", 1), ("b", 1)], None]
+    nested = [{"m": [each]} for each in maps]
+    table = pa.table(
+        {"v": pa.array(maps, kind), "n": pa.array(nested, pa.struct([("m", pa.list_(kind))]))}
+    )
+    for name in table.column_names:
+        fitted = to_spark(table.select([name]))
+        assert list(fitted.refused) == [0]
+        assert f"column {name} " in fitted.refused[0]

@@ -131,11 +131,45 @@ async def test_rows_fit_the_types_of_the_table_or_are_poisoned(
     (poisoned,) = await write(context, [rows], table=table)
     assert poisoned.reason == "column delay (int32) cannot hold 'late'"
     assert rows_in(spark.table(table)) == [(0, 7, None)]
-    with pytest.raises(StrategyError, match=r"table deliveries has no column partition"):
-        await write(context, [rows_of(2, 2)], table=table)
+    (poisoned,) = await write(context, [rows_of(2, 2)], table=table)
+    assert "table deliveries has no column partition" in str(poisoned.reason)
+    with pytest.raises(StrategyError, match=r"all of the last 100 rows .* has no column partition"):
+        await write(context, [rows_of(2, 101)], table=table)
     spark.sql(f"ALTER TABLE {table} ADD COLUMNS (partition INT)")
     await write(context, [rows_of(2, 2)], table=table)
     assert spark.table(table).where("partition = 0").count() == 1
+
+
+async def test_values_that_spark_refuses_are_refused_alone(
+    context: Context, spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    spark.sql(f"CREATE TABLE {table} (offset INT, note VARCHAR(3)) USING parquet")
+    values = pa.table({"offset": [0, 1, 2], "note": ["a", "four", "7"]})
+    rows = Rows(values, (Range("t", 0, 0, 2),), np.arange(3))
+    (poisoned,) = await write(context, [rows], table=table)
+    assert poisoned.reason == "column note (varchar(3)) cannot hold 'four'"
+    assert rows_in(spark.table(table)) == [(0, "a"), (2, "7")]
+
+    def numbers(frame: DataFrame) -> DataFrame:
+        return frame.selectExpr("offset", "cast(note AS INT) AS number")
+
+    (poisoned,) = await write(context, [rows], path=tmp_path, transform=numbers, format="json")
+    assert len(poisoned.rows) == 2
+    assert "[CAST_INVALID_INPUT]" in poisoned.reason[0]
+    assert rows_in(spark.read.json(str(tmp_path)).select("offset", "number")) == [(2, 7)]
+
+
+async def test_times_and_spaces_are_whole_in_files_of_text(
+    context: Context, spark: SparkSession, tmp_path: Path
+) -> None:
+    whole = ("1970-01-01T00:00:01.500001Z", "0001-01-01T00:00:00.000000Z", " a ")
+    at = pa.array([1_500_001, -62_135_596_800_000_000], pa.timestamp("us", "UTC"))
+    rows = rows_of(0, 1, at=at, note=[" a ", "b"])
+    for format_ in ("json", "csv"):
+        await write(context, [rows], path=tmp_path / format_, format=format_)
+        lines = spark.read.text(f"{tmp_path}/{format_}").collect()
+        text = "\n".join(line.value for line in lines)
+        assert [each for each in whole if each not in text] == []
 
 
 async def test_a_missing_table_and_a_view_are_clear_errors(
