@@ -34,7 +34,7 @@ from bench.table import print_table
 from bench.typed import events as json_events
 from kmr import Avro, Json, Protobuf, Strategy, map_record
 from kmr.mapping.functions import apply
-from kmr.service.process import keep_freed_memory
+from kmr.service.process import freeze_modules, keep_freed_memory
 from kmr.testing import batch_of
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ def main() -> None:
     options = parser.parse_args()
     rounds: int = options.rounds
     keep_freed_memory()  # as `kmr run` does
+    freeze_modules()
     parts = {"event": print_event, "shapes": print_shapes, "maps": print_maps}
     for name, part in parts.items():
         if options.only in (None, name):

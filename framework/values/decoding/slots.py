@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +88,9 @@ class SlotLayout:
     def __init__(self) -> None:
         self.levels = 1
         self._columns: list[tuple[int, int]] = []
+        self._made: list[SlotColumn] = []
         self._groups: dict[tuple[Kind, str], int] = {}
+        self._tables: SlotTables | None = None
 
     def add(
         self, kind: Kind, type_: pa.DataType, level: int, path: str, *, words: int = 1
@@ -102,6 +104,7 @@ class SlotLayout:
         self._columns += [(level, child)] * words
         if level == 0 and kind in _SIMPLE:
             column.group = self._groups.setdefault((kind, str(type_)), len(self._groups))
+        self._made.append(column)
         return column
 
     def child_level(self, column: SlotColumn) -> int:
@@ -113,9 +116,32 @@ class SlotLayout:
         return self._columns[column][CHILD]
 
     @property
-    def table(self) -> NDArray[np.int64]:
-        """The level of each slot column, and the level of its items (-1: it is not a list)."""
-        return np.array(self._columns, np.int64).reshape(-1, 2)
+    def tables(self) -> SlotTables:
+        """The tables of the columns so far; complete when all groups are known."""
+        if self._tables is None or len(self._tables.order) < len(self._columns):
+            groups: dict[int, list[SlotColumn]] = {}
+            for column in self._made:
+                groups.setdefault(column.group, []).append(column)
+            groups.pop(ALONE, None)
+            levels = np.array(self._columns, np.int64).reshape(-1, 2)
+            order = np.argsort(levels[:, LEVEL], kind="stable")
+            many = [group for group in groups.values() if len(group) >= _MANY]
+            self._tables = SlotTables(levels, order, many)
+        return self._tables
+
+
+class SlotTables(NamedTuple):
+    """The slot columns of a layout.
+
+    Attributes:
+        levels: the level of each, and that of its items (-1: it is not a list).
+        order: their order in memory: those of level 0 are the first.
+        groups: columns that may be made together.
+    """
+
+    levels: NDArray[np.int64]
+    order: NDArray[np.int64]
+    groups: list[list[SlotColumn]]
 
 
 class Slots:
@@ -126,7 +152,7 @@ class Slots:
     """
 
     def __init__(self, layout: SlotLayout, rows: int) -> None:
-        self.table = layout.table
+        self.table, self._order, self._groups = layout.tables
         self.cursors = np.zeros(layout.levels, np.int64)
         self._saved = np.zeros(layout.levels, np.int64)
         self.capacities = np.full(layout.levels, _FIRST_CAPACITY, np.int64)
@@ -134,10 +160,11 @@ class Slots:
         self._allocate()
 
     def _allocate(self) -> None:
-        sizes = self.capacities[self.table[:, LEVEL]]
-        self.bases = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self.values = np.empty(int(self.bases[-1]), np.int64)
-        self.valid = np.empty(int(self.bases[-1]), np.uint8)
+        sizes = self.capacities[self.table[self._order, LEVEL]]
+        self.bases = np.empty(len(sizes), np.int64)
+        self.bases[self._order] = np.cumsum(sizes) - sizes
+        self.values = np.empty(int(sizes.sum()), np.int64)
+        self.valid = np.empty(int(sizes.sum()), np.uint8)
 
     @property
     def arrays(self) -> SlotArrays:
@@ -176,32 +203,31 @@ class Slots:
         """
         columns = list(columns)
         made: dict[int, Array] = {}
-        if len(columns) >= _MANY and self.cursors[0] <= _FEW:
-            groups: dict[int, list[SlotColumn]] = {}
-            for each in self.simple(columns):
-                groups.setdefault(each.group, []).append(each)
-            for group in groups.values():
-                if len(group) >= _MANY:
-                    made |= self._together(group, data)
+        if self.cursors[0] <= _FEW:
+            for group in self._groups:
+                made |= self._together([each for each in group if self.is_simple(each)], data)
         return [
             self.array(each, data, bad) if each.first not in made else made[each.first]
             for each in columns
         ]
 
-    def simple(self, columns: list[SlotColumn]) -> list[SlotColumn]:
-        """Return those of some columns that may be made together."""
-        return [each for each in columns if each.group != ALONE]
+    def is_simple(self, column: SlotColumn) -> bool:
+        """Whether the slots of a column of a group hold what `array` takes from there."""
+        return True
 
     def _together(self, group: list[SlotColumn], data: NDArray[np.uint8]) -> dict[int, Array]:
-        """Return columns of one type by their numbers; none if a value is not valid."""
+        """Return columns of one type by their numbers; none if they are few, or a value is not valid."""
+        if len(group) < _MANY or not self.cursors[0]:
+            return {}
         layout = SlotLayout()
         one = layout.add(group[0].kind, group[0].type, 0, "")
         rows = int(self.cursors[0])
-        joined = Slots(layout, rows * len(group))
-        joined.cursors[0] = rows * len(group)
-        places = self.bases[[each.first for each in group], None] + np.arange(rows)
-        self.values.take(places.ravel(), out=joined.values)
-        self.valid.take(places.ravel(), out=joined.valid)
+        joined = Slots(layout, 0)
+        joined.cursors[0] = len(group) * rows
+        places = self.bases[[each.first for each in group]] // rows
+        every = self.table[:, LEVEL].tolist().count(0) * rows
+        joined.values = self.values[:every].reshape(-1, rows).take(places, axis=0).ravel()
+        joined.valid = self.valid[:every].reshape(-1, rows).take(places, axis=0).ravel()
         wrong: list[SlotColumn] = []
         array = joined.array(one, data, lambda column, *_: wrong.append(column))
         if wrong:
@@ -449,8 +475,7 @@ def _offsets_of(pieces: Ints, valid: Ints, offsets: Ints, total: Ints) -> None:
     size = np.int64(0)
     for row in range(len(pieces)):
         offsets[row] = size
-        if valid[row]:
-            size += pieces[row] & 0xFFFFFFFF
+        size += (pieces[row] & 0xFFFFFFFF) * np.int64(valid[row] != 0)
     offsets[len(pieces)] = size
     total[0] = size
 
@@ -462,16 +487,19 @@ def _copy_pieces(
     end = base + size
     high = np.uint64(0)  # not 0: a byte is not ASCII
     for row in range(len(pieces)):
-        start, to = base + (pieces[row] >> 32), out_base + np.int64(offsets[row])
+        to = out_base + np.int64(offsets[row])
         left = np.int64(offsets[row + 1]) - np.int64(offsets[row])
-        # A block at a time: the next piece overwrites bytes that were copied beyond the end.
-        while left > 0 and start + _BLOCK <= end:
+        start = base + (pieces[row] >> 32 if left > 0 else np.int64(0))
+        # A block at a time, and one for nothing: the next piece overwrites what is beyond the end.
+        while start + _BLOCK <= end:
             copy32(to, start)
             beyond = np.uint64(max(_BLOCK - left, np.int64(0)))
             high |= ~bytes_below(start, 0x80) & (np.uint64(0xFFFFFFFF) >> beyond)
+            left -= _BLOCK
+            if left <= 0:
+                break
             start += _BLOCK
             to += _BLOCK
-            left -= _BLOCK
         while left > 0:
             out[to - out_base] = load8(start)
             high |= np.uint64(load8(start) >> 7)

@@ -382,19 +382,17 @@ class _Cells(Slots):
         """Leave the rows of some items to msgspec."""
         self.left[self.rows_of(column, items)] = True
 
-    def simple(self, columns: list[SlotColumn]) -> list[SlotColumn]:
-        """Return the columns that hold only what the walk has read, and nulls."""
-        others = self.scratch.others.tolist()
-        found = []
-        for each in super().simple(columns):
-            kinds = others[each.first]
-            if kinds & _NOT_SIMPLE or (kinds & _MISSING and self._has_default(each)):
-                continue
-            if kinds & _MISSING:
-                valid = self.is_valid(each.first).view(np.uint8)
-                valid[:] = valid == kernel.VALUE
-            found.append(each)
-        return found
+    def is_simple(self, column: SlotColumn) -> bool:
+        """Whether a column holds only what the walk has read, and nulls."""
+        kinds = self.scratch.others[column.first]
+        if not kinds:
+            return True
+        if kinds & _NOT_SIMPLE or (kinds & _MISSING and self._has_default(column)):
+            return False
+        if kinds & _MISSING:
+            valid = self.is_valid(column.first).view(np.uint8)
+            valid[:] = valid == kernel.VALUE
+        return True
 
     def _has_default(self, column: SlotColumn) -> bool:
         return self._plan.defaults[column.first].default not in (None, msgspec.NODEFAULT)
@@ -405,14 +403,13 @@ class _Cells(Slots):
         if value is None:  # the keys of a map
             return super().array(column, data, bad)
         others = []
-        kinds = self.scratch.others[column.first]
-        if kinds > 1 << kernel.NULL:
+        if not self.is_simple(column):
             found = self.is_valid(column.first).view(np.uint8)
             others = list(self._others(column, value, found.copy()))
             found[:] = (found == kernel.VALUE) | (found == kernel.ESCAPED)
         if value.code == kernel.RAW:
             array = _pa.nulls(int(self.cursors[column.level]), value.type)
-        elif kinds & 1 << kernel.ESCAPED:
+        elif self.scratch.others[column.first] & 1 << kernel.ESCAPED:
             array = self._texts(column)
         else:
             array = super().array(column, data, bad)
