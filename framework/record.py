@@ -231,7 +231,7 @@ class Batch:
             load = self._load
             # Two threads may decode the same batch; both results are equal, and either may win.
             records = self._records = load() if load is not None else self.records
-            self._load = None
+            self._load = self.part = None  # they keep the response in memory
         return records
 
     def slice(self, first: int, last: int) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -230,6 +231,16 @@ def test_the_size_of_compressed_batches_is_estimated_from_earlier_ones() -> None
     assert informed is not None
     assert guess.nbytes < 50_000 < informed.nbytes < 200_000
     assert guess.max_timestamp_ms == 0
+
+
+def test_a_decoded_batch_lets_the_bytes_of_its_response_go(decoder: BatchDecoder) -> None:
+    raw = BatchSpec(base=0, last=0, rows=[Row(0, 0, 0, b"key", b"value")]).encode()
+    unused = sys.getrefcount(raw)
+    batch = decoder.batch("topic", 3, raw, 0)
+    assert batch is not None
+    assert sys.getrefcount(raw) > unused
+    assert batch.records.num_rows == 1
+    assert sys.getrefcount(raw) == unused
 
 
 def test_several_threads_may_decode_with_one_decoder(decoder: BatchDecoder) -> None:
