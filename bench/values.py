@@ -3,8 +3,8 @@
 Events in JSON (185 bytes, 9 fields, of which 6 are used), Avro and Protobuf (10 fields) become Arrow columns
 by kmr, and Python objects by the usual libraries. Times are processor time of the thread, the best of several
 rounds, contenders in turn. The last column has two threads at a time: 2.0 where the interpreter lock is never
-held, and both cores are free. A second table has values of many shapes, a third the maps of `bench.hits`
-alone, on batches of 5,000 records.
+held, and both cores are free. A second table has values of many shapes, to columns, to a function for each
+record, and from columns; a third the maps of `bench.hits` alone, on batches of 5,000 records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import fastavro
 import msgspec
@@ -40,6 +40,7 @@ from kmr.testing import batch_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
     from google.protobuf.message import Message
 
     from kmr.types import ValueFormat
@@ -72,12 +73,17 @@ PROTOBUF = {
 
 @dataclass(frozen=True)
 class Contest:
-    """One format: our way, and the usual ways for one value."""
+    """One format: our way, and the usual ways for one value.
+
+    Attributes:
+        write: encodes a row, a dict, by the usual library.
+    """
 
     name: str
     format: ValueFormat
     values: list[bytes]
     rivals: dict[str, Callable[[bytes], object]]
+    write: Callable[[dict[str, Any]], bytes]
 
 
 def events(rows: int) -> list[dict[str, Any]]:
@@ -106,39 +112,62 @@ def json_() -> Contest:
         "msgspec": msgspec.json.Decoder(Hit).decode,
         "json": json.loads,
     }
-    return Contest("JSON", Json(Hit), json_events(ROWS, 185), rivals)
+    return Contest("JSON", Json(Hit), json_events(ROWS, 185), rivals, msgspec.json.encode)
 
 
 def avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> Contest:
     """Avro without a registry, beside fastavro."""
     parsed = fastavro.parse_schema(schema)
-    values = []
-    for row in rows:
+
+    def write(row: dict[str, Any]) -> bytes:
         into = BytesIO()
         fastavro.schemaless_writer(into, parsed, row)
-        values.append(into.getvalue())
+        return into.getvalue()
 
     def read(value: bytes) -> object:
         return fastavro.schemaless_reader(BytesIO(value), parsed, None)
 
-    return Contest("Avro", Avro(schema), values, {"fastavro": read})
+    return Contest("Avro", Avro(schema), [*map(write, rows)], {"fastavro": read}, write)
 
 
 def protobuf(message: type[Message], rows: list[dict[str, Any]]) -> Contest:
-    """Protobuf without a registry, beside google.protobuf."""
+    """Protobuf without a registry, beside google.protobuf, of whose messages each value is read."""
     names = [each.name for each in message.DESCRIPTOR.fields]
-    values = [
-        message(
-            **{name: row[name] for name in names if row.get(name) is not None}
-        ).SerializeToString()
-        for row in rows
-    ]
+
+    def write(row: dict[str, Any]) -> bytes:
+        given = {name: row[name] for name in names if row.get(name) is not None}
+        return message(**given).SerializeToString()
+
+    read_all = _reader(cast("Descriptor", message.DESCRIPTOR))
 
     def read(value: bytes) -> object:
-        parsed = message.FromString(value)
-        return [getattr(parsed, name) for name in names]
+        return read_all(message.FromString(value))
 
-    return Contest("Protobuf", Protobuf(message), values, {"google.protobuf": read})
+    values = [*map(write, rows)]
+    return Contest("Protobuf", Protobuf(message), values, {"google.protobuf": read}, write)
+
+
+def _reader(descriptor: Descriptor) -> Callable[[Any], list[Any]]:
+    """Return a function that reads all fields of a message: it is not decoded before."""
+    fields = [(each.name, _converter(each)) for each in descriptor.fields]
+
+    def read(message: Any) -> list[Any]:
+        return [
+            getattr(message, name) if convert is None else convert(getattr(message, name))
+            for name, convert in fields
+        ]
+
+    return read
+
+
+def _converter(field: FieldDescriptor) -> Callable[[Any], Any] | None:
+    type_ = field.message_type
+    if type_ is not None and type_.GetOptions().map_entry:
+        return dict
+    if type_ is None:
+        return list if field.is_repeated else None
+    inner = _reader(type_)
+    return (lambda items: [*map(inner, items)]) if field.is_repeated else inner
 
 
 def hit_class() -> type[Message]:
@@ -241,22 +270,29 @@ def print_event(rounds: int) -> None:
 
 
 def print_shapes(rounds: int) -> None:
-    """Measure the time for a value of each shape as part of the time of the usual library."""
-    lines = []
+    """Measure values of each shape as part of the time of the usual library, in three tables."""
+    parts = {
+        "to columns": _to_columns,
+        "to a function for each record": _to_a_function,
+        "from columns": _from_columns,
+    }
+    lines: dict[str, list[list[str]]] = {title: [] for title in parts}
     for shape in SHAPES:
-        values = shape.values()
-        cells = [shape.name]
-        for contest in _contests(shape, values):
-            if contest is None:
-                cells += ["", ""]
-                continue
-            ours, theirs = _pair(contest, rounds)
-            cells += [f"{ours * 1e9:,.0f}", f"{ours / theirs:.2f}"]
-        lines.append(cells)
+        contests = _contests(shape, shape.values())
+        for title, pair in parts.items():
+            cells = [shape.name]
+            for contest in contests:
+                if contest is None:
+                    cells += ["", ""]
+                    continue
+                ours, theirs = _in_turn(*pair(contest, shape), rounds)
+                cells += [f"{ours / len(contest.values) * 1e9:,.0f}", f"{ours / theirs:.2f}"]
+            lines[title].append(cells)
     headings = ["value"]
     for name, rival in (("JSON", "msgspec"), ("Avro", "fastavro"), ("Protobuf", "google.protobuf")):
         headings += [f"{name}, ns", f"of {rival}'s time"]
-    print_table("Values of many shapes to columns, one core", headings, lines, text=("value",))
+    for title, made in lines.items():
+        print_table(f"Values of many shapes {title}, one core", headings, made, text=("value",))
 
 
 def _contests(shape: Shape, values: list[dict[str, Any]]) -> list[Contest | None]:
@@ -266,29 +302,69 @@ def _contests(shape: Shape, values: list[dict[str, Any]]) -> list[Contest | None
     decode: Callable[[bytes], object] = msgspec.json.Decoder(shape.type).decode
     message = message_class(shape.type)
     return [
-        Contest("JSON", Json(shape.type), texts, {"msgspec": decode}),
+        Contest("JSON", Json(shape.type), texts, {"msgspec": decode}, msgspec.json.encode),
         avro(avro_schema(shape.type), values),
         None if message is None else protobuf(message, values),
     ]
 
 
-def _pair(contest: Contest, rounds: int) -> tuple[float, float]:
-    """Return the seconds for a value of ours and of the rival, in turn; the best of several rounds."""
+Pair: TypeAlias = "tuple[Callable[[], object], Callable[[], object]]"
+"""Our work, and the same by the usual library."""
+
+
+def _to_columns(contest: Contest, shape: Shape) -> Pair:
     column: pa.BinaryArray = pa.array(contest.values, pa.binary())
     failures = contest.format.decode(column).failures
     if failures:
         raise RuntimeError(f"{contest.name}: {failures}")
-    (rival,) = contest.rivals.values()
+    (read,) = contest.rivals.values()
+    return partial(contest.format.decode, column), partial(_each, read, contest.values)
 
-    def read() -> None:
-        for _ in map(rival, contest.values):
-            pass
 
-    ours, theirs = [], []
+def _to_a_function(contest: Contest, shape: Shape) -> Pair:
+    """Let a function that keeps nothing see each value."""
+    records = batch_of("bench", 0, 0, contest.values).records
+    strategy = Strategy(map=_nothing, value=contest.format, reduce=[NullWriter()])
+    (read,) = contest.rivals.values()
+
+    def by_hand(value: bytes) -> None:
+        _nothing(read(value))
+
+    ours = partial(apply, strategy.map, records, strategy.map_spec)
+    return ours, partial(_each, by_hand, contest.values)
+
+
+def _from_columns(contest: Contest, shape: Shape) -> Pair:
+    """Encode a table; the library encodes its rows, which are dicts by then."""
+    column: pa.BinaryArray = pa.array(contest.values, pa.binary())
+    table = pa.Table.from_batches([contest.format.decode(column).columns])
+
+    def by_hand() -> None:
+        for row in table.to_pylist(maps_as_pydicts="strict"):
+            contest.write(row)
+
+    return partial(contest.format.encode, table, "bench"), by_hand
+
+
+def _each(work: Callable[[bytes], object], values: list[bytes]) -> None:
+    for _ in map(work, values):
+        pass
+
+
+def _in_turn(
+    ours: Callable[[], object], theirs: Callable[[], object], rounds: int
+) -> tuple[float, float]:
+    """Return the seconds of ours and of the other, in turn; the best of several rounds."""
+    best = [float("inf")] * 2
     for _ in range(rounds):
-        ours.append(_seconds(partial(contest.format.decode, column), time.thread_time))
-        theirs.append(_seconds(read, time.thread_time))
-    return min(ours) / len(column), min(theirs) / len(column)
+        for at, work in enumerate((ours, theirs)):
+            best[at] = min(best[at], _seconds(work, time.thread_time))
+    return best[0], best[1]
+
+
+@map_record
+def _nothing(value: Any) -> None:
+    """Keep nothing."""
 
 
 def print_maps(rounds: int) -> None:

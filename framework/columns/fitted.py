@@ -15,7 +15,7 @@ from .reasons import reasons
 from .texts import excerpt, python_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from .kinds import Array
 
@@ -64,8 +64,9 @@ def fit_columns(rows: pa.Table, targets: Sequence[TargetColumn]) -> Fitted:
     general: set[str] = set()
     cut: dict[str, int] = {}
     bad: Mask = None
+    names = set(rows.column_names)
     for target in targets:
-        array = _column(rows, target.name)
+        array = _column(rows, target.name, names)
         cast, misfit = _cast(array, target)
         if misfit is None:
             refused |= reasons(target.name, target.type_name, array, cast, skip=bad)
@@ -82,8 +83,8 @@ def fit_columns(rows: pa.Table, targets: Sequence[TargetColumn]) -> Fitted:
     return Fitted(_table(arrays), refused, frozenset(general), cut)
 
 
-def _column(rows: pa.Table, name: str) -> Array:
-    return whole(rows.column(name)) if name in rows.column_names else pa.nulls(rows.num_rows)
+def _column(rows: pa.Table, name: str, names: Collection[str]) -> Array:
+    return whole(rows.column(name)) if name in names else pa.nulls(rows.num_rows)
 
 
 def _table(arrays: Mapping[str, Array]) -> pa.Table:
@@ -113,8 +114,9 @@ def fit_letters(rows: pa.Table, targets: Sequence[TargetColumn]) -> Fitted:
     arrays: dict[str, Any] = {target.name: None for target in targets}
     refused: dict[int, str] = {}
     lost: dict[int, list[str]] = {}
+    names = set(rows.column_names)
     for name in sorted(arrays, key=lambda name: name == "reason"):  # it comes last
-        target, array = by_name[name], _column(rows, name)
+        target, array = by_name[name], _column(rows, name, names)
         if name == "reason" and lost and is_text(array.type):
             array = _with_what_was_lost(array, lost)
         cast, _ = _cast(array, target)

@@ -34,7 +34,8 @@ def fit_rows(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
         StrategyError: the format has no such column.
         RowsDoNotFit: a value does not fit as it is, or is null where the format has no null.
     """
-    unknown = [name for name in rows.column_names if name not in schema.names]
+    known, given = set(schema.names), set(rows.column_names)
+    unknown = [name for name in rows.column_names if name not in known]
     if unknown:
         raise StrategyError(
             f"{what} has no field {', '.join(unknown)}; add it there, or leave the column out of the rows"
@@ -42,7 +43,7 @@ def fit_rows(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     targets = [
         TargetColumn(field.name, str(field.type), partial(_cast, field))
         for field in schema
-        if field.name in rows.column_names
+        if field.name in given
     ]
     if not targets:
         return rows

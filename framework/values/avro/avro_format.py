@@ -315,7 +315,7 @@ def encode_datums(
     plain = {
         name
         for name, kind in kinds.items()
-        if name in rows.column_names and _is_union(kind) and not _is_struct(rows, name)
+        if _is_union(kind) and name in rows.column_names and not _is_struct(rows, name)
     }
     columns = pa.schema(
         [rows.schema.field(each.name) if each.name in plain else each for each in columns]

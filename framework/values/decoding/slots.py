@@ -203,9 +203,11 @@ class Slots:
         """
         columns = list(columns)
         made: dict[int, Array] = {}
-        if self.cursors[0] <= _FEW:
+        if self._groups and self.cursors[0] <= _FEW:
+            wanted = {each.first for each in columns}
             for group in self._groups:
-                made |= self._together([each for each in group if self.is_simple(each)], data)
+                simple = [each for each in group if each.first in wanted and self.is_simple(each)]
+                made |= self._together(simple, data)
         return [
             self.array(each, data, bad) if each.first not in made else made[each.first]
             for each in columns
@@ -490,7 +492,8 @@ def _copy_pieces(
         to = out_base + np.int64(offsets[row])
         left = np.int64(offsets[row + 1]) - np.int64(offsets[row])
         start = base + (pieces[row] >> 32 if left > 0 else np.int64(0))
-        # A block at a time, and one for nothing: the next piece overwrites what is beyond the end.
+        # A block at a time, and one even for an empty text, which costs no branch. The next text overwrites
+        # what is beyond the end.
         while start + _BLOCK <= end:
             copy32(to, start)
             beyond = np.uint64(max(_BLOCK - left, np.int64(0)))

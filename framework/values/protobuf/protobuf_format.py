@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -216,8 +217,12 @@ def arguments(type_: Descriptor, row: dict[str, Any], path: str = "") -> dict[st
     """
     found: dict[str, Any] = {}
     chosen: dict[str, str] = {}
+    scalars = _scalars(type_)
     for name, value in row.items():
         if value is None:
+            continue
+        if name in scalars:
+            found[name] = value
             continue
         field = type_.fields_by_name[name]
         place = f"{path}{name}"
@@ -236,6 +241,18 @@ def arguments(type_: Descriptor, row: dict[str, Any], path: str = "") -> dict[st
         else:
             found[name] = _argument(field, value, place)
     return found
+
+
+@lru_cache(maxsize=256)
+def _scalars(type_: Descriptor) -> frozenset[str]:
+    """Return the fields of a message whose values are arguments as they are."""
+    return frozenset(
+        field.name
+        for field in type_.fields
+        if not (
+            field.is_repeated or field.message_type or field.enum_type or field.containing_oneof
+        )
+    )
 
 
 def _argument(field: FieldDescriptor, value: Any, path: str) -> Any:
