@@ -198,7 +198,8 @@ def _nested(array: Array, to: Any, zone: str | None) -> Cast:
         return to_map(
             array,
             lambda keys: fit(keys, to.key_type, zone=zone),
-            lambda items: fit(items, to.item_type, zone=zone),
+            partial(_child, field=to.item_field, zone=zone),
+            to,
         )
     if pa.types.is_struct(to) and pa.types.is_struct(kind):
         return to_struct(
@@ -263,8 +264,10 @@ def to_struct(
         bad, cut = either(bad, inside(made.bad)), either(cut, inside(made.cut))
         if made.bad is not None:
             places |= {f".{name}{place}": rows for place, rows in _places(made, inside).items()}
-    if not children:
+    if not children and array.type.num_fields:
         raise Misfit(f"{array.type} cannot become a struct without fields")
+    if not children:
+        return Cast(array)
     mask = None if null is None else pa.array(null)
     kinds = [
         pa.field(each, child.type) if isinstance(each, str) else each.with_type(child.type)
@@ -279,11 +282,18 @@ def _refuse_twice(structs: Array) -> None:
 
 
 def to_map(
-    array: Array, of_keys: Callable[[Array], Cast], of_items: Callable[[Array], Cast]
+    array: Array,
+    of_keys: Callable[[Array], Cast],
+    of_items: Callable[[Array], Cast],
+    kind: Any = None,
 ) -> Cast:
-    """Cast maps, and the structs that Arrow makes of Python's dicts: a field that is null is no key."""
+    """Cast maps, and the structs that Arrow makes of Python's dicts: a field that is null is no key.
+
+    Args:
+        kind: the type of maps; None: that of the keys and items.
+    """
     if pa.types.is_struct(array.type):
-        return _map_of_struct(array, of_keys, of_items)
+        return _map_of_struct(array, of_keys, of_items, kind)
     if not (pa.types.is_map(array.type) or is_list(array.type)):
         raise Misfit(f"{array.type} is no map")
     lists = Lists(array)
@@ -295,11 +305,11 @@ def to_map(
     keys = in_lists(lists, keys._replace(bad=either(keys.bad, null_key)), " key")
     items = in_lists(lists, of_items(pc.struct_field(pairs, [1])))
     bad = either(keys.bad, items.bad)
-    made = _maps(lists, keys.array, items.array, bad)
+    made = _maps(lists, keys.array, items.array, bad, kind)
     return Cast(made, bad, {**keys.places, **items.places}, either(keys.cut, items.cut))
 
 
-def _maps(lists: Lists, keys: Array, items: Array, bad: Mask) -> Array:
+def _maps(lists: Lists, keys: Array, items: Array, bad: Mask, kind: Any) -> Array:
     lengths, columns = lists.lengths, [keys, items]
     if bad is not None:  # Arrow allows no null key, not even in a row that is dropped
         there = pa.array(~bad[lists.parents()])
@@ -307,11 +317,14 @@ def _maps(lists: Lists, keys: Array, items: Array, bad: Mask) -> Array:
         columns = [column.filter(there) for column in columns]
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     from_arrays: Any = pa.MapArray.from_arrays
-    return from_arrays(offsets, *columns, mask=lists.null)
+    return from_arrays(offsets, *columns, type=kind, mask=lists.null)
 
 
 def _map_of_struct(
-    array: Array, of_keys: Callable[[Array], Cast], of_items: Callable[[Array], Cast]
+    array: Array,
+    of_keys: Callable[[Array], Cast],
+    of_items: Callable[[Array], Cast],
+    kind: Any,
 ) -> Cast:
     _refuse_twice(array)
     names = [field.name for field in array.type]
@@ -346,6 +359,7 @@ def _map_of_struct(
         pa.array(np.concatenate([[0], ends]), pa.int32()),
         keys.array.take(pa.array(of_name[order])),
         _joined(items).take(pa.array(order)),
+        type=kind,
         mask=mask,
     )
     return Cast(made_maps, bad, places, cut)

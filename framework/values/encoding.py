@@ -86,10 +86,12 @@ def encode_each(rows: Iterable[Any], encode: Callable[[Any], bytes]) -> pa.Binar
 
 def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Return rows as Python values; times are integers in their unit, maps are lists of pairs."""
-    schema = pa.schema(
-        [field.with_type(with_leaves(field.type, _as_number)) for field in table.schema]
-    )
-    return table.cast(schema).to_pylist()
+    kinds = [with_leaves(kind, _as_number) for kind in table.schema.types]
+    columns = [  # Arrow cannot cast lists and maps of nulls
+        column if column.type == kind else column.cast(kind)
+        for column, kind in zip(table.columns, kinds, strict=True)
+    ]
+    return pa.table(columns, names=table.column_names).to_pylist()
 
 
 def _as_number(kind: Any) -> Any:

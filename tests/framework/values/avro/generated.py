@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from kmr.values.avro.schema import NamedTypes, branch_names, logical_of, resolve, type_of
 
+from .named_types import full_name, plain, references
+
 Schema = Any
 
 _DAY = 86_400
@@ -52,6 +54,17 @@ class Names:
         self._prefix = prefix
         self._count = 0
         self.defined: list[str] = []
+        self.outer: list[Schema] = []
+        self.complete: list[Schema] = []
+
+    @property
+    def space(self) -> str:
+        """The namespace of the record around a type."""
+        return str(self.outer[-1]["namespace"]) if self.outer else ""
+
+    def usable(self, definitions: list[Schema]) -> list[Schema]:
+        """Return the types that may be named here: within a namespace there is no name for those without."""
+        return [each for each in definitions if each["namespace"] or not self.space]
 
     def made(self, draw: Any) -> dict[str, str]:
         """Return name and namespace of a new type; some types differ only in their namespace."""
@@ -70,17 +83,24 @@ class Names:
 def schemas(draw: Any, names: Names, depth: int = 2, *, union: bool = True) -> Schema:
     """Draw a schema."""
     kinds = ["scalar", "scalar", "scalar", "fixed", "enum"]
+    if names.usable(names.complete):
+        kinds += ["again"] * 2
     if depth:
         kinds += ["record", "array", "map"] + (["nullable", "union"] if union else [])
     match draw(st.sampled_from(kinds)):
         case "scalar":
             return draw(st.sampled_from(SCALARS))
+        case "again":
+            return draw(st.sampled_from(names.usable(names.complete)))
         case "fixed":
-            return _fixed(draw, names)
+            names.complete.append(_fixed(draw, names))
+            return names.complete[-1]
         case "enum":
             symbols = draw(st.lists(st.sampled_from(_SYMBOLS), min_size=1, unique=True))
             more = {"default": symbols[-1]} if draw(st.booleans()) else {}
-            return {"type": "enum", **names.made(draw), "symbols": symbols, **more}
+            made = {"type": "enum", **names.made(draw), "symbols": symbols, **more}
+            names.complete.append(made)
+            return made
         case "array":
             return {"type": "array", "items": draw(schemas(names, depth - 1).filter(_has_size))}
         case "map":
@@ -99,13 +119,19 @@ def schemas(draw: Any, names: Names, depth: int = 2, *, union: bool = True) -> S
 
 
 def _fixed(draw: Any, names: Names) -> Schema:
-    kind = draw(st.sampled_from(["plain", "decimal", "duration"]))
+    kind = draw(st.sampled_from(["plain", "decimal", "duration", "uuid", "small", "large"]))
     made = {"type": "fixed", **names.made(draw)}
     if kind == "decimal":
         return {**made, "size": 6, "logicalType": "decimal", "precision": 12, "scale": 2}
     if kind == "duration":
         return {**made, "size": 12, "logicalType": "duration"}
-    return {**made, "size": draw(st.integers(1, 5))}
+    if kind == "uuid":
+        return {**made, "size": 16, "logicalType": "uuid"}
+    if kind == "small":
+        return {**made, "size": 1, "logicalType": "decimal", "precision": 2, "scale": 2}
+    if kind == "large":
+        return {**made, "size": 32, "logicalType": "decimal", "precision": 76, "scale": 75}
+    return {**made, "size": draw(st.integers(0, 5))}
 
 
 def _distinct(branches: list[Schema]) -> list[Schema]:
@@ -114,7 +140,7 @@ def _distinct(branches: list[Schema]) -> list[Schema]:
     for branch in branches:
         kind = type_of(branch)
         named = isinstance(branch, dict) and "name" in branch
-        kept[f"{branch['namespace']}.{branch['name']}" if named else kind] = branch
+        kept[full_name(branch) if named else kind] = branch
     return list(kept.values())
 
 
@@ -123,16 +149,35 @@ def records(draw: Any, names: Names | None = None, depth: int = 2) -> Schema:
     """Draw the schema of a record."""
     names = Names() if names is None else names
     made = names.made(draw)
+    names.outer.append(made)
     fields = draw(st.lists(schemas(names, depth), min_size=1, max_size=5))
-    return {
+    if draw(st.integers(0, 3)) == 0 and (around := names.usable(names.outer)):
+        fields.append(draw(_recursive(full_name(draw(st.sampled_from(around))))))
+    names.outer.pop()
+    record = {
         "type": "record",
         **made,
         "fields": [{"name": f"f{at}", "type": each} for at, each in enumerate(fields)],
     }
+    if references(record) <= {full_name(made)}:
+        names.complete.append(record)
+    return record
+
+
+def _recursive(name: str) -> st.SearchStrategy[Schema]:
+    """Types of fields by which a record contains itself, and yet has an end."""
+    return st.sampled_from(
+        [
+            ["null", name], [name, "string", "null"], {"type": "array", "items": name},
+            {"type": "map", "values": name}, {"type": "array", "items": ["null", name]},
+        ]
+    )  # fmt: skip
 
 
 def _has_size(schema: Schema) -> bool:
     """Items of no bytes are bounded by the bytes that are left, which fastavro does not do."""
+    if isinstance(schema, dict) and schema["type"] == "fixed":
+        return bool(schema["size"])
     if isinstance(schema, dict) and schema["type"] == "record":
         return any(_has_size(field["type"]) for field in schema["fields"])
     return bool(schema != "null")
@@ -159,14 +204,23 @@ def _integers(low: int, high: int) -> st.SearchStrategy[bytes]:
 
 
 def encoded(  # noqa: C901  one case for each type
-    schema: Schema, named: NamedTypes
+    schema: Schema, named: NamedTypes, known: dict[str, st.SearchStrategy[bytes]] | None = None
 ) -> st.SearchStrategy[bytes]:
-    """Return encoded values of a parsed schema."""
-    schema = resolve(schema, named)
+    """Return encoded values of a parsed schema.
+
+    Args:
+        known: those of types that have been met, which may contain themselves.
+    """
+    known = {} if known is None else known
+    if isinstance(schema, str) and schema in named:
+        if schema not in known:
+            definition, types = named[schema], known
+            known[schema] = st.deferred(lambda: encoded(definition, named, types))
+        return known[schema]
     if isinstance(schema, list):
         return st.one_of(
             [
-                encoded(each, named).map(lambda data, at=at: varint(at) + data)  # type: ignore[misc]
+                encoded(each, named, known).map(lambda data, at=at: varint(at) + data)  # type: ignore[misc]
                 for at, each in enumerate(schema)
             ]
         )
@@ -195,21 +249,22 @@ def encoded(  # noqa: C901  one case for each type
         case "bytes":
             return st.binary(max_size=9).map(_sized)
         case "fixed" if logical == "decimal":
-            return st.integers(-(10**12) + 1, 10**12 - 1).map(
-                lambda number: number.to_bytes(6, "big", signed=True)
+            digits, size = 10 ** schema["precision"] - 1, schema["size"]
+            return st.one_of(st.integers(-digits, digits), st.sampled_from([-digits, digits])).map(
+                lambda number: number.to_bytes(size, "big", signed=True)
             )
         case "fixed":
             return st.binary(min_size=schema["size"], max_size=schema["size"])
         case "enum":
             return st.integers(0, len(schema["symbols"]) - 1).map(varint)
         case "array":
-            return _blocks(encoded(schema["items"], named))
+            return _blocks(encoded(schema["items"], named, known))
         case "map":
             key = st.text(max_size=4).map(lambda text: _sized(text.encode()))
-            entry = st.tuples(key, encoded(schema["values"], named)).map(b"".join)
+            entry = st.tuples(key, encoded(schema["values"], named, known)).map(b"".join)
             return _blocks(entry)
         case _:
-            parts = [encoded(field["type"], named) for field in schema["fields"]]
+            parts = [encoded(field["type"], named, known) for field in schema["fields"]]
             return st.tuples(*parts).map(b"".join)
 
 
@@ -231,26 +286,6 @@ def _blocks(item: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
 
     some = st.builds(block, st.lists(item, min_size=1, max_size=3), st.booleans())
     return st.lists(some, max_size=2).map(lambda blocks: b"".join(blocks) + b"\0")
-
-
-def plain(schema: Schema) -> Schema:
-    """Return a schema without logical types; namespaces are part of the names, which fastavro cuts off."""
-    if isinstance(schema, list):
-        return [plain(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    copy = {key: value for key, value in schema.items() if key != "logicalType"}
-    for key in ("type", "items", "values"):
-        if key in copy:
-            copy[key] = plain(copy[key])
-    if "namespace" in copy:
-        space = copy.pop("namespace")
-        copy["name"], *copy["aliases"] = (
-            f"{space}.{name}".replace(".", "_") for name in (copy["name"], *copy.get("aliases", ()))
-        )
-    if "fields" in copy:
-        copy["fields"] = [{**field, "type": plain(field["type"])} for field in copy["fields"]]
-    return copy
 
 
 def read(data: bytes, writer: Schema, reader: Schema = None) -> Any:
@@ -329,7 +364,11 @@ def _same_branch(branches: list[Schema], named: NamedTypes, ours: Any, theirs: A
         for name, branch in zip(branch_names(resolved), resolved, strict=True)
         if ours[name] is not None
     ]
-    return len(found) == 1 and same(found[0][0], named, found[0][1], theirs)
+    (branch, value), *others = found
+    if isinstance(theirs, float) and type_of(branch) in ("int", "long"):
+        theirs = int(theirs)  # fastavro takes a float before the same type
+        value = int(struct.unpack("<f", struct.pack("<f", value))[0]) if value != theirs else value
+    return not others and same(branch, named, value, theirs)
 
 
 @st.composite
@@ -348,7 +387,21 @@ def readers(draw: Any, writer: Schema, names: Names) -> Schema:
     return reader
 
 
+_OF_DEFAULT = {
+    "type": "record",
+    "name": "OfDefault",
+    "namespace": "acme.defaults",
+    "fields": [
+        {"name": "a", "type": ["null", "int"], "default": None},
+        {"name": "b", "type": {"type": "map", "values": "bytes"}},
+    ],
+}
 _DEFAULTS: list[tuple[Schema, Any]] = [
+    ({"type": "enum", "name": "Default", "namespace": "acme", "symbols": ["X", "Y"]}, "Y"),
+    ({"type": "fixed", "name": "Fix", "namespace": "acme.v1", "size": 2}, "\xff\0"),
+    (_OF_DEFAULT, {"b": {"k": "\xff"}}),
+    (_OF_DEFAULT, {"a": None, "b": {}}),
+    ({"type": "array", "items": _OF_DEFAULT}, [{"b": {}}]),
     ("long", -5),
     ("string", "none"),
     ("bytes", "\xff\0"),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from io import BytesIO
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kmr.values.avro.avro_format import encode_datums
-from kmr.values.avro.schema import parse
+from kmr.values.avro.avro_format import Avro, encode_datums
+from kmr.values.avro.schema import NamedTypes, parse
 from kmr.values.value_format import RowsDoNotFit
+from tests.examples import examples
+
+from .generated import encoded, raw, read, same
+from .test_kernel import drawn
 
 
 def read_back(schema: Any, rows: pa.Table) -> list[Any]:
@@ -46,6 +53,58 @@ def test_records_with_lists_and_maps_are_read_back() -> None:
     rows = pa.table({"n": [7], "tags": [["x", None]], "counts": counts})
     assert read_back(schema, rows) == [
         {"n": 7, "tags": ["x", None], "counts": {"a": 1, "b": 2}},
+    ]
+
+
+def written_by(format_: Avro, rows: pa.Table) -> tuple[list[bytes], dict[int, str]]:
+    """Encode rows; return their values, and the reasons of refused rows."""
+    try:
+        return format_.encode(rows, "t").to_pylist(), {}  # type: ignore[return-value]
+    except RowsDoNotFit as refusal:
+        refused = dict(refusal.failures)
+    kept = [row for row in range(rows.num_rows) if row not in refused]
+    return written_by(format_, rows.take(pa.array(kept, pa.int64())))[0], refused
+
+
+@given(st.data())
+@settings(max_examples=examples(150))
+def test_what_is_read_by_any_schema_is_written_by_it_and_fastavro_reads_the_same(
+    data: st.DataObject,
+) -> None:
+    schemas = drawn(data, evolved=False)
+    named: NamedTypes = {}
+    parsed = parse(schemas.resolved, named)
+    values = data.draw(st.lists(encoded(parsed, named), min_size=1, max_size=4))
+    format_ = Avro(schemas.resolved)
+    rows, failures = format_.decode(pa.array(values, pa.binary()))
+    assert failures == {}
+    written, refused = written_by(format_, pa.Table.from_batches([rows]))
+    assert all(re.search(_NOT_WRITTEN, reason) for reason in refused.values()), refused
+    kept = [row for row in range(len(values)) if row not in refused]
+    for row, value in zip(kept, written, strict=True):
+        ours = {
+            name: raw(column[row])
+            for name, column in zip(rows.schema.names, rows.columns, strict=True)
+        }
+        theirs = read(value, schemas.reader)
+        assert same(parsed, named, ours, theirs), (ours, theirs)
+
+
+_NOT_WRITTEN = r"is there twice|\(uuid\) cannot hold"
+"""Reasons for what is read: a map with a key twice, text that is no UUID."""
+
+
+def test_lists_and_maps_of_nulls_are_written() -> None:
+    schema = record(
+        many={"type": "array", "items": "null"}, named={"type": "map", "values": "null"}
+    )
+    kinds: Any = {"many": pa.list_(pa.null()), "named": pa.map_(pa.string(), pa.null())}
+    rows = pa.table(
+        {"many": [[None, None], []], "named": [[("a", None), ("b", None)], []]}, pa.schema(kinds)
+    )
+    assert read_back(schema, rows) == [
+        {"many": [None, None], "named": {"a": None, "b": None}},
+        {"many": [], "named": {}},
     ]
 
 

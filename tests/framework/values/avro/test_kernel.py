@@ -6,7 +6,7 @@ Each value is read as fastavro reads it, or fails with a reason that names its f
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -20,6 +20,7 @@ from kmr.values.avro.schema import NamedTypes, parse
 from tests.examples import examples
 
 from .generated import Names, encoded, raw, read, readers, records, same, varint
+from .named_types import compact, contains_itself, without_recursion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,11 +63,38 @@ def decode(
     return decoded.columns.to_pylist(), decoded.failures
 
 
-def check(data: list[bytes], writer: Any, reader: Any = None) -> dict[int, str]:
+class Schemas(NamedTuple):
+    """Schemas with a definition at each use, and as they are written."""
+
+    writer: Any
+    reader: Any
+    written: Any
+    resolved: Any
+
+
+def drawn(data: st.DataObject, *, evolved: bool) -> Schemas:
+    """Draw a writer's schema, and a reader's: it is without recursion."""
+    names = Names()
+    writer = data.draw(records(names))
+    reader = without_recursion(writer)
+    if evolved:
+        reader = data.draw(readers(reader, names))
+    choices = data.draw(st.randoms(use_true_random=False))
+    return Schemas(writer, reader, compact(writer, choices), compact(reader, choices))
+
+
+def values_of(data: st.DataObject, schema: Any, most: int) -> list[bytes]:
+    """Draw encoded values of a schema."""
+    named: NamedTypes = {}
+    parsed = parse(schema, named)
+    return data.draw(st.lists(encoded(parsed, named), max_size=most))
+
+
+def check(data: list[bytes], schemas: Schemas) -> dict[int, str]:
     """Compare with fastavro; return the reasons of the values that failed."""
     named: NamedTypes = {}
-    target = parse(writer if reader is None else reader, named)
-    found, failures = columns([*data, None], writer, reader)
+    target = parse(schemas.resolved, named)
+    found, failures = columns([*data, None], schemas.written, schemas.resolved)
     rows = [{name: raw(column[row]) for name, column in zip(found.schema.names, found.columns, strict=True)}
             for row in range(len(data) + 1)]  # fmt: skip
     assert not any(each is not None for each in rows.pop().values())
@@ -76,9 +104,9 @@ def check(data: list[bytes], writer: Any, reader: Any = None) -> dict[int, str]:
             assert not any(each is not None for each in row.values())
             continue
         try:
-            expected = read(value, writer, reader)
+            expected = read(value, schemas.writer, schemas.reader)
         except fastavro_errors:
-            assert reader is not None  # we go beyond Avro's rules, see `compiler`
+            assert schemas.reader != schemas.writer  # we go beyond Avro's rules, see `compiler`
             continue
         assert same(target, named, row, expected), (row, expected)
     return failures
@@ -90,30 +118,27 @@ fastavro_errors = (Exception,)
 @given(st.data())
 @settings(max_examples=examples(150))
 def test_values_of_any_schema_are_what_fastavro_reads(data: st.DataObject) -> None:
-    schema = data.draw(records())
-    named: NamedTypes = {}
-    parsed = parse(schema, named)
-    values = data.draw(st.lists(encoded(parsed, named), max_size=4))
-    assert check(values, schema) == {}
+    schemas = drawn(data, evolved=False)
+    assert check(values_of(data, schemas.written, 4), schemas) == {}
+    if contains_itself(schemas.writer):
+        with pytest.raises(StrategyError, match="contains itself"):
+            Avro(schemas.written).decode(pa.array([], pa.binary()))
 
 
 @given(st.data())
 @settings(max_examples=examples(300))
 def test_values_resolved_to_another_schema_are_what_fastavro_reads(data: st.DataObject) -> None:
-    names = Names()
-    writer = data.draw(records(names))
-    reader = data.draw(readers(writer, names))
-    named: NamedTypes = {}
-    values = data.draw(st.lists(encoded(parse(writer, named), named), max_size=3))
+    schemas = drawn(data, evolved=True)
+    values = values_of(data, schemas.written, 3)
     try:
-        failures = check(values, writer, reader)
+        failures = check(values, schemas)
     except StrategyError as error:
         if "field " not in str(error):
             raise
         return
     for number, reason in failures.items():
         try:
-            read(values[number], writer, reader)
+            read(values[number], schemas.writer, schemas.reader)
         except fastavro_errors:
             continue
         assert any(each in reason for each in _STRICTER), reason
@@ -122,19 +147,19 @@ def test_values_resolved_to_another_schema_are_what_fastavro_reads(data: st.Data
 @given(st.data())
 @settings(max_examples=examples(150))
 def test_of_damaged_values_those_that_pass_are_what_fastavro_reads(data: st.DataObject) -> None:
-    schema = data.draw(records())
+    schemas = drawn(data, evolved=False)
     named: NamedTypes = {}
-    good = data.draw(encoded(parse(schema, named), named))
+    good = data.draw(encoded(parse(schemas.written, named), named))
     at = data.draw(st.integers(0, len(good)))
     patch = data.draw(st.binary(max_size=3))
     damaged = [good[:at], good[:at] + patch + good[at + len(patch) :], good + b"\0", patch]
-    failures = check([good, *damaged, good], schema)
+    failures = check([good, *damaged, good], schemas)
     assert not {0, 5} & failures.keys()
     assert 3 in failures
     assert 1 in failures or at == len(good)
     for number, reason in failures.items():
         try:
-            read([good, *damaged, good][number], schema)
+            read([good, *damaged, good][number], schemas.writer)
         except fastavro_errors:
             continue
         assert (

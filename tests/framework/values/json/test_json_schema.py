@@ -1,6 +1,7 @@
 """Columns of JSON Schemas: of those that libraries make for types, and of those that people write."""
 
 import datetime as dt
+import json
 import pickle
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from uuid import UUID
@@ -12,12 +13,20 @@ from anyio.to_thread import run_sync
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from referencing import Registry as Resources
+from referencing.jsonschema import DRAFT202012
 
 from kmr import Avro, Json
 from kmr.broker import Broker
 from kmr.errors import StrategyError
 from kmr.values.json.json_schema import columns_of
 from kmr.values.registry.registry import Registry
+from tests.examples import examples
+
+from . import generated_schemas
 
 
 class Place(TypedDict):
@@ -157,6 +166,36 @@ def test_all_properties_of_an_object_are_found_behind_references_and_in_allof(
     others = {"A list": {"anyOf": [{"type": "null"}, {"type": "integer"}]}, "N": NAMED, "X": X}
     found = one(schema, **{"$defs": others}).type
     assert found == kind or {*found} == {*kind}  # type: ignore[misc]
+
+
+@given(st.data())
+@settings(max_examples=examples(150))
+def test_values_of_any_schema_are_read_as_they_are(data: st.DataObject) -> None:
+    made = data.draw(generated_schemas.schemas())
+    if made.is_recursive:
+        with pytest.raises(StrategyError, match="contains itself"):
+            columns_of(made.schema, made.documents)
+        return
+    columns = columns_of(made.schema, made.documents)
+    values = data.draw(st.lists(made.values, max_size=3))
+    others = made.documents.items()
+    resources = [(name, DRAFT202012.create_resource(each)) for name, each in others]
+    validator = Draft202012Validator(made.schema, registry=Resources().with_resources(resources))
+    for each in values:
+        validator.validate(each)
+    texts = pa.array([json.dumps(each).encode() for each in values], pa.binary())
+    found, failures = Json(columns).decode(texts)
+    assert failures == {}
+    kind = pa.struct(list(columns))
+    for row, value in zip(found.to_pylist(), values, strict=True):
+        assert generated_schemas.same(kind, row, value)
+    assert same_again(columns, found)
+
+
+def same_again(columns: pa.Schema, rows: pa.RecordBatch) -> bool:
+    """Whether rows are the same after they were encoded and decoded."""
+    encoded = Json(columns).encode(pa.Table.from_batches([rows]), "t")
+    return bool(Json(columns).decode(encoded).columns.equals(rows))
 
 
 @pytest.mark.parametrize(

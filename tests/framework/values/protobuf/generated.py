@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-from google.protobuf import duration_pb2, timestamp_pb2, wrappers_pb2
-from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import DescriptorProto, Edition, FeatureSet, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
 from kmr.values.protobuf.messages import WRAPPERS
 
-from .types import SCALARS, F, class_of, field
+from .types import KNOWN, SCALARS, F, field
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
     from google.protobuf.message import Message
 
-_KNOWN = [timestamp_pb2.DESCRIPTOR, duration_pb2.DESCRIPTOR, wrappers_pb2.DESCRIPTOR]
 _KEYS = [each for each in SCALARS if each not in {"double", "float", "bytes"}]
 _MESSAGES = [
-    *(".google.protobuf.Timestamp", ".google.protobuf.Duration", ".google.protobuf.StringValue"),
-    *(".google.protobuf.DoubleValue", ".google.protobuf.Int64Value", ".google.protobuf.BoolValue"),
+    *(f".{name}" for name in sorted(WRAPPERS)),
+    *(".google.protobuf.Timestamp", ".google.protobuf.Timestamp", ".google.protobuf.Duration"),
+    *(".google.protobuf.Any", ".google.protobuf.Empty", ".google.protobuf.FieldMask"),
 ]
+_RECURSIVE = [f".google.protobuf.{name}" for name in ("Struct", "Value", "ListValue")]
+_PACKAGES = ["m", "m.v1", "n"]
 
 
 class Unreadable(Exception):
@@ -31,23 +34,43 @@ class Unreadable(Exception):
 
 
 class _Types:
+    """Message types in several files; a file imports those that come after it.
+
+    Attributes:
+        left_out: for each message the fields without columns: a group, one by which it contains itself.
+    """
+
     def __init__(self, draw: Any) -> None:
         self.draw = draw
-        self.syntax = draw(st.sampled_from(["proto2", "proto3"]))
-        self.file = FileDescriptorProto(name="made.proto", package="m", syntax=self.syntax)
-        self.file.dependency.extend(each.name for each in _KNOWN)
-        enum = self.file.enum_type.add(name="E")
+        self.syntax = draw(st.sampled_from(["proto2", "proto3", "editions"]))
+        self.files = [self._file(at) for at in range(len(_PACKAGES))]
+        self.left_out: dict[str, set[str]] = {}
+        self._complete: list[list[str]] = [[] for _ in self.files]
+        self._outer: list[tuple[int, str]] = []
+        self.count = 0
+
+    def _file(self, at: int) -> FileDescriptorProto:
+        file = FileDescriptorProto(
+            name=f"made{at}.proto", package=_PACKAGES[at], syntax=self.syntax
+        )
+        file.dependency.extend(each.name for each in KNOWN)
+        file.dependency.extend(f"made{other}.proto" for other in range(at + 1, len(_PACKAGES)))
+        enum = file.enum_type.add(name="E")
         enum.options.allow_alias = True
         for number, name in [(0, "ZERO"), (2, "TWO"), (-1, "LESS"), (2, "ZWEI")]:
             enum.value.add(name=name, number=number)
-        self.count = 0
+        if self.syntax == "editions":
+            file.edition = Edition.EDITION_2023
+            closed = self.draw(st.booleans())
+            enum.options.features.enum_type = FeatureSet.CLOSED if closed else FeatureSet.OPEN
+        return file
 
-    def message(self, depth: int) -> str:
-        """Add a message type; return its name."""
+    def message(self, depth: int, file: int = 0) -> str:
+        """Add a message type to a file, or to one that it imports; return its name."""
         draw = self.draw
         self.count += 1
-        made = self.file.message_type.add(name=f"M{self.count}")
-        name = f".m.{made.name}"
+        at = draw(st.integers(file, len(self.files) - 1))
+        name = f".{_PACKAGES[at]}.M{self.count}"
         numbers = draw(
             st.lists(
                 st.one_of(st.integers(1, 20), st.sampled_from([127, 2048, 2**29 - 1])),
@@ -56,16 +79,39 @@ class _Types:
                 unique=True,
             )
         )
-        made = DescriptorProto(name=made.name)  # those inside it are added to the file meanwhile
-        for at, number in enumerate(numbers):
-            self._field(made, f"f{at}", number, depth)
+        made = DescriptorProto(name=f"M{self.count}")
+        self._outer.append((at, name))
+        for number in numbers:
+            self._field(made, f"f{len(made.field)}", number, depth)
         self._oneof(made)
-        if self.syntax == "proto2":
+        if self.syntax != "proto3":
             made.extension_range.add(start=100, end=120)
-        for each in self.file.message_type:
-            if each.name == made.name:
-                each.CopyFrom(made)
+        self._without_columns(made, name)
+        self._outer.pop()
+        self.files[at].message_type.add().CopyFrom(made)
+        self._complete[at].append(name)
         return name
+
+    @property
+    def _at(self) -> int:
+        return self._outer[-1][0]
+
+    def _without_columns(self, made: Any, name: str) -> None:
+        """Add fields by which a message contains itself, and a group."""
+        draw = self.draw
+        left_out = self.left_out.setdefault(name, set())
+        labels = st.sampled_from([F.LABEL_OPTIONAL, F.LABEL_REPEATED])
+        if draw(st.integers(0, 3)) == 0:
+            around = [other for at, other in self._outer if at == self._at]
+            of = draw(st.sampled_from([*around, *_RECURSIVE]))
+            field(made, "again", "message", 501, label=draw(labels), of=of)
+            left_out.add("again")
+        if self.syntax == "proto2" and draw(st.integers(0, 3)) == 0:
+            group = made.nested_type.add(name="Group")
+            field(group, "n", "int32", 1)
+            field(group, "text", "string", 2, label=F.LABEL_REPEATED)
+            field(made, "group", "group", 502, label=draw(labels), of=f"{name}.Group")
+            left_out.add("group")
 
     def _field(self, made: Any, name: str, number: int, depth: int) -> None:
         draw = self.draw
@@ -79,17 +125,37 @@ class _Types:
         if kind == "repeated":
             kind, label = "scalar", F.LABEL_REPEATED
         if kind == "message":
-            of = self._inner(depth)
-            field(made, name, "message", number, label=label, of=of)
+            field(made, name, "message", number, label=label, of=self._inner(depth))
             return
         type_ = "enum" if kind == "enum" else draw(st.sampled_from(SCALARS))
-        added = field(made, name, type_, number, label=label, of=".m.E" if kind == "enum" else "")
+        added = field(
+            made, name, type_, number, label=label, of=self._enum() if kind == "enum" else ""
+        )
         if label == F.LABEL_REPEATED and type_ not in {"string", "bytes"}:
-            added.options.packed = draw(st.booleans())
+            self._pack(added, packed=draw(st.booleans()))
+        elif self.syntax == "editions" and label == F.LABEL_OPTIONAL and type_ != "enum":
+            presence = draw(st.sampled_from([FeatureSet.IMPLICIT, FeatureSet.EXPLICIT]))
+            added.options.features.field_presence = presence
+
+    def _pack(self, added: Any, *, packed: bool) -> None:
+        if self.syntax == "editions":
+            encoding = FeatureSet.PACKED if packed else FeatureSet.EXPANDED
+            added.options.features.repeated_field_encoding = encoding
+        else:
+            added.options.packed = packed
+
+    def _enum(self) -> str:
+        file = self.draw(st.integers(self._at, len(self.files) - 1))
+        if self.syntax == "proto3" or file == self._at:
+            return f".{_PACKAGES[file]}.E"
+        return f".{_PACKAGES[self._at]}.E"
 
     def _inner(self, depth: int) -> str:
+        known = [name for names in self._complete[self._at :] for name in names]
+        if known and self.draw(st.booleans()):
+            return str(self.draw(st.sampled_from(known)))
         if depth and self.draw(st.booleans()):
-            return self.message(depth - 1)
+            return self.message(depth - 1, self._at)
         return str(self.draw(st.sampled_from(_MESSAGES)))
 
     def _map(self, made: Any, name: str, number: int, depth: int) -> None:
@@ -100,13 +166,18 @@ class _Types:
         if kind == "scalar":
             field(entry, "value", self.draw(st.sampled_from(SCALARS)), 2)
         else:
-            of = ".m.E" if kind == "enum" else self._inner(depth)
+            of = self._enum() if kind == "enum" else self._inner(depth)
             field(entry, "value", kind, 2, of=of)
-        of = f".m.{made.name}.{entry.name}"
+        of = f"{self._outer[-1][1]}.{entry.name}"
         field(made, name, "message", number, label=F.LABEL_REPEATED, of=of)
 
     def _oneof(self, made: Any) -> None:
-        single = [each for each in made.field if each.label == F.LABEL_OPTIONAL]
+        single = [
+            each
+            for each in made.field
+            if each.label == F.LABEL_OPTIONAL
+            and not each.options.features.HasField("field_presence")
+        ]
         if len(single) > 1 and self.draw(st.booleans()):
             made.oneof_decl.add(name="choice")
             for each in single[:3]:
@@ -119,12 +190,84 @@ class _Types:
                     made.oneof_decl.add(name=f"_{each.name}")
 
 
+class Types(NamedTuple):
+    """Classes of one message type.
+
+    Attributes:
+        whole: with all fields.
+        read: without those that have no columns.
+        evolved: as `read`, of another version: fields are dropped, renamed, of other types.
+        lacks_columns: whether `whole` has fields that have no columns.
+    """
+
+    whole: type[Message]
+    read: type[Message]
+    evolved: type[Message]
+    lacks_columns: bool
+
+
 @st.composite
-def types(draw: Any) -> type[Message]:
-    """Draw a class of messages."""
+def types(draw: Any) -> Types:
+    """Draw a message type."""
     made = _Types(draw)
-    name = made.message(2)
-    return class_of(made.file, name[1:])
+    name = made.message(2)[1:]
+    read = [_changed(file, made.left_out, lambda each: each) for file in made.files]
+    evolved = [_changed(file, {}, lambda each: _evolved(draw, each)) for file in read]
+    whole = _class_of(made.files, name)
+    return Types(whole, _class_of(read, name), _class_of(evolved, name), _lacks(whole.DESCRIPTOR))
+
+
+def _lacks(type_: Descriptor, seen: tuple[Descriptor, ...] = ()) -> bool:
+    """Return whether a type has a group or contains itself."""
+    return type_ in seen or any(
+        each.type == F.TYPE_GROUP
+        or (each.type == F.TYPE_MESSAGE and _lacks(each.message_type, (*seen, type_)))  # type: ignore[arg-type]
+        for each in type_.fields
+    )
+
+
+def _class_of(files: list[FileDescriptorProto], name: str) -> Any:
+    pool = DescriptorPool()
+    for known in KNOWN:
+        pool.AddSerializedFile(known.serialized_pb)
+    for file in reversed(files):
+        pool.AddSerializedFile(file.SerializeToString())
+    return GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+def _changed(file: FileDescriptorProto, left_out: Any, change: Any) -> FileDescriptorProto:
+    """Return a copy of a file with each field changed, or left out where None comes back."""
+    copy = FileDescriptorProto()
+    copy.CopyFrom(file)
+    for message in copy.message_type:
+        without = left_out.get(f".{file.package}.{message.name}", set())
+        fields = [change(each) for each in message.field if each.name not in without]
+        kept = [each for each in fields if each is not None] or [message.field[0]]
+        kept = [F.FromString(each.SerializeToString()) for each in kept]
+        del message.field[:]
+        message.field.extend(kept)
+    return copy
+
+
+def _evolved(draw: Any, one: Any) -> Any:
+    """Return a field of another version of its type, or None."""
+    each = F.FromString(one.SerializeToString())
+    action = draw(st.sampled_from(["keep", "drop", "rename", "type", "label"]))
+    if each.HasField("oneof_index") or each.label == F.LABEL_REQUIRED:
+        action = draw(st.sampled_from(["keep", "rename"])) if not each.proto3_optional else "keep"
+    if action == "drop":
+        return None
+    if action == "rename":
+        each.name = each.json_name = f"{each.name}_renamed"
+    is_scalar = each.type not in (F.TYPE_MESSAGE, F.TYPE_ENUM)
+    if is_scalar and action in ("type", "label"):
+        each.ClearField("options")
+    if is_scalar and action == "type":
+        each.type = getattr(F, f"TYPE_{draw(st.sampled_from(SCALARS)).upper()}")
+    if is_scalar and action == "label":
+        is_repeated = each.label == F.LABEL_REPEATED
+        each.label = F.LABEL_OPTIONAL if is_repeated else F.LABEL_REPEATED
+    return each
 
 
 _SCALARS: dict[int, st.SearchStrategy[Any]] = {
@@ -133,7 +276,7 @@ _SCALARS: dict[int, st.SearchStrategy[Any]] = {
     F.TYPE_BOOL: st.booleans(),
     F.TYPE_STRING: st.text(max_size=4),
     F.TYPE_BYTES: st.binary(max_size=4),
-    F.TYPE_ENUM: st.sampled_from([0, 2, -1]),
+    F.TYPE_ENUM: st.sampled_from([0, 2, -1, 2, 0, 7]),
 }
 for _name in SCALARS[:10]:
     _bits = 64 if "64" in _name else 32
@@ -155,34 +298,60 @@ def messages(draw: Any, make: Any) -> Message:
     return message  # type: ignore[no-any-return]
 
 
-def _fill(draw: Any, message: Any) -> None:
+_EXTREMES = {
+    "google.protobuf.Timestamp": [
+        *(
+            0,
+            1,
+            -1,
+            -62_135_596_800,
+            253_402_300_799,
+            2**63 // 10**6 - 1,
+            1 - 2**63 // 10**6,
+            2**62,
+        ),
+    ],
+    "google.protobuf.Duration": [0, -1, 315_576_000_000, -315_576_000_000, 2**63 - 1],
+}
+
+
+def _fill(draw: Any, message: Any, depth: int = 6) -> None:
     descriptor = message.DESCRIPTOR
-    if descriptor.full_name == "google.protobuf.Timestamp":
-        message.seconds = draw(st.integers(-(10**12), 10**12))
-        message.nanos = draw(st.integers(0, 10**9 - 1))
+    if descriptor.full_name in _EXTREMES:
+        message.seconds = draw(st.sampled_from(_EXTREMES[descriptor.full_name]))
+        message.nanos = draw(st.sampled_from([0, 1, 999, 1000, 10**9 - 1]))
         return
-    for each in descriptor.fields:
-        required = each.is_required
-        if not required and draw(st.booleans()):
-            continue
-        if _is_map(each):
-            entries = getattr(message, each.name)
-            _, value = each.message_type.fields
-            for key in draw(st.lists(_SCALARS[each.message_type.fields[0].type], max_size=3)):
-                if value.type == F.TYPE_MESSAGE:
-                    _fill(draw, entries[key])
-                else:
-                    entries[key] = draw(_SCALARS[value.type])
-        elif each.is_repeated and each.type == F.TYPE_MESSAGE:
-            for _ in range(draw(st.integers(0, 2))):
-                _fill(draw, getattr(message, each.name).add())
-        elif each.is_repeated:
-            getattr(message, each.name).extend(draw(st.lists(_SCALARS[each.type], max_size=3)))
-        elif each.type == F.TYPE_MESSAGE:
-            getattr(message, each.name).SetInParent()
-            _fill(draw, getattr(message, each.name))
-        else:
-            setattr(message, each.name, draw(_SCALARS[each.type]))
+    for each in descriptor.fields if depth else ():
+        if each.is_required or draw(st.booleans()):
+            _fill_field(draw, message, each, depth - 1)
+
+
+def _fill_field(draw: Any, message: Any, each: FieldDescriptor, depth: int) -> None:
+    is_message = each.type in (F.TYPE_MESSAGE, F.TYPE_GROUP)
+    if _is_map(each):
+        entries = getattr(message, each.name)
+        key, value = each.message_type.fields  # type: ignore[union-attr]
+        for one in draw(st.lists(_SCALARS[key.type], max_size=3)):
+            if value.type == F.TYPE_MESSAGE:
+                _fill(draw, entries[one], depth)
+            else:
+                entries[one] = draw(_scalar(value))
+    elif each.is_repeated and is_message:
+        for _ in range(draw(st.integers(0, 2))):
+            _fill(draw, getattr(message, each.name).add(), depth)
+    elif each.is_repeated:
+        getattr(message, each.name).extend(draw(st.lists(_scalar(each), max_size=3)))
+    elif is_message:
+        getattr(message, each.name).SetInParent()
+        _fill(draw, getattr(message, each.name), depth)
+    else:
+        setattr(message, each.name, draw(_scalar(each)))
+
+
+def _scalar(each: FieldDescriptor) -> st.SearchStrategy[Any]:
+    if each.type == F.TYPE_ENUM and each.enum_type.is_closed:  # type: ignore[union-attr]
+        return st.sampled_from([0, 2, -1])
+    return _SCALARS[each.type]
 
 
 def _is_map(each: FieldDescriptor) -> bool:

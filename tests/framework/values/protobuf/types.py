@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf import duration_pb2, timestamp_pb2, wrappers_pb2
+from google.protobuf import (
+    any_pb2,
+    duration_pb2,
+    empty_pb2,
+    field_mask_pb2,
+    struct_pb2,
+    timestamp_pb2,
+    wrappers_pb2,
+)
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
@@ -13,6 +21,20 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 F = FieldDescriptorProto
+KNOWN = [
+    each.DESCRIPTOR
+    for each in (
+        *(
+            any_pb2,
+            duration_pb2,
+            empty_pb2,
+            field_mask_pb2,
+            struct_pb2,
+            timestamp_pb2,
+            wrappers_pb2,
+        ),
+    )
+]
 SCALARS = [
     "int64", "uint64", "int32", "uint32", "sint64", "sint32", "fixed64", "sfixed64", "fixed32", "sfixed32",
     "double", "float", "bool", "string", "bytes",
@@ -68,8 +90,8 @@ def all_kinds() -> FileDescriptorProto:
 def pool_of(file: FileDescriptorProto) -> DescriptorPool:
     """Return a pool with a file, and those that it imports."""
     pool = DescriptorPool()
-    for known in (timestamp_pb2, wrappers_pb2, duration_pb2):
-        pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
+    for known in KNOWN:
+        pool.AddSerializedFile(known.serialized_pb)
     pool.AddSerializedFile(file.SerializeToString())
     return pool
 
