@@ -198,7 +198,7 @@ def _nested(array: Array, to: Any, zone: str | None) -> Cast:
         return to_map(
             array,
             lambda keys: fit(keys, to.key_type, zone=zone),
-            partial(_child, field=to.item_field, zone=zone),
+            partial(fit_field, field=to.item_field, zone=zone),
             to,
         )
     if pa.types.is_struct(to) and pa.types.is_struct(kind):
