@@ -4,8 +4,8 @@
 columns. It accepts only what msgspec accepts, with the same result, and leaves everything else to msgspec: a
 cell (a number with many digits, a type that it does not know) or a whole row.
 
-The next field of an object is guessed: the one that came after the same field the last time, with the same
-text before its value. Else its name is looked for in a hash table.
+The next field of an object is guessed: the first in the order of the type of those that came after the same
+field, with the same text before its value. Else its name is looked for in a hash table.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ class JsonScratch(NamedTuple):
 
     Attributes:
         followers: for each field, each beginning of an object, and each field that the type does not have:
-            the address and the size of the text between it and the value of the field that came next the
-            last time, and that field.
+            the address and the size of the text between it and the value of the field that is guessed to
+            come next, and that field.
         new: one number: how many of them are known.
         outer: for each object, list or map around a value: its node, the field in it, and how many it has.
         keys: for maps in maps: those of the map that is read, in a hash table.
@@ -376,7 +376,11 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                 if field < 0 and scratch.new[0] < len(followers):
                     field = scratch.new[0]
                     scratch.new[0] += 1
-                if place >= 0 and field >= 0:
+                if (
+                    place >= 0
+                    and field >= 0
+                    and (size == 0 or field <= followers[np.uint64(place), NEXT])
+                ):
                     _expect(followers, np.uint64(place), begin, at - begin, field)
                 place = field
             if place < 0 or place >= count:
