@@ -23,6 +23,8 @@ _ENOUGH = 2048 * _MIB
 _PYTHONS_YOUNG = 700  # new objects after which Python collects, by default
 _YOUNG = 20_000
 _LARGEST_IF_LITTLE = _MIB // 8
+_HEAPS = 4
+_ALLOCATOR_OF_ARROW = "ARROW_DEFAULT_MEMORY_POOL"
 
 
 def memory_limit(root: Path = Path("/")) -> int:
@@ -108,10 +110,11 @@ def keep_freed_memory(processes: int = 1) -> bool:
 
     Fetch responses and columns are blocks of megabytes that live for milliseconds. By default glibc maps
     and unmaps each block, and the kernel clears its pages again: measured, half of the cost of a record
-    from socket to columns. It affects the whole process: call it once, before large allocations.
+    from socket to columns. Arrow's own allocator does so too, and keeps memory of its own, so columns are
+    allocated by malloc, unless the user has chosen (`ARROW_DEFAULT_MEMORY_POOL`). Threads share a few heaps:
+    each keeps what was freed in it. It affects the whole process: call it once, before large allocations.
 
-    Where less than 2 GiB may be used (`memory_limit`), it does the contrary: large blocks go back to the
-    kernel, and threads share two heaps.
+    Where less than 2 GiB may be used (`memory_limit`), large blocks go back to the kernel instead.
 
     Args:
         processes: how many processes share the memory equally.
@@ -121,8 +124,16 @@ def keep_freed_memory(processes: int = 1) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
+    if _ALLOCATOR_OF_ARROW not in os.environ:
+        import pyarrow as pa  # only here: commands that read settings start faster without it
+
+        pa.set_memory_pool(pa.system_memory_pool())
     if memory_limit() // processes < _ENOUGH:
         options = {_M_MMAP_THRESHOLD: _LARGEST_IF_LITTLE, _M_ARENA_MAX: 2}
     else:
-        options = {_M_TRIM_THRESHOLD: _KEPT, _M_MMAP_THRESHOLD: _LARGEST_FROM_HEAP}
+        options = {
+            _M_TRIM_THRESHOLD: _KEPT,
+            _M_MMAP_THRESHOLD: _LARGEST_FROM_HEAP,
+            _M_ARENA_MAX: _HEAPS,
+        }
     return bool(min(mallopt(option, value) for option, value in options.items()) == 1)

@@ -58,6 +58,25 @@ def test_blocks_of_megabytes_cost_no_page_faults_once_they_were_used() -> None:
     assert faults("kept") < 1000 < faults("as ever")
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes glibc")
+def test_columns_are_allocated_by_malloc_unless_the_user_has_chosen() -> None:
+    code = (
+        "import pyarrow as pa\n"
+        "from kmr.service.process import keep_freed_memory\n"
+        "keep_freed_memory()\n"
+        "print(pa.default_memory_pool().backend_name)\n"
+    )
+
+    def allocator(**chosen: str) -> str:
+        command, env = [sys.executable, "-c", code], os.environ | chosen
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    assert allocator() == "system"
+    assert allocator(ARROW_DEFAULT_MEMORY_POOL="mimalloc") == "mimalloc"
+
+
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not process.keep_freed_memory()
