@@ -6,13 +6,16 @@ Arrow's PyCapsule interface hands columns over without a copy; no library is imp
 from __future__ import annotations
 
 import re
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from .columns.fitting import known_to_kernels
 from .columns.texts import excerpt
@@ -26,6 +29,8 @@ Frame = Literal["pyarrow", "polars", "pandas", "duckdb"]
 
 _INDEX: Final = re.compile(r"__index_level_\d+__")
 """The index of a pandas DataFrame, as a column."""
+
+_TIMES: Final = (datetime, date, time, timedelta)
 
 _KINDS: Final[dict[tuple[str, str], str]] = {
     ("pyarrow", "RecordBatch"): "pyarrow",
@@ -117,14 +122,17 @@ def _of_frame(frame: Any) -> pa.Table:
         TypeError: Arrow has no type for a column, or would change a value; it names the column.
         Exception: the library's own.
     """
-    if type(frame).__module__.partition(".")[0] not in ("pandas", "polars"):
+    library = type(frame).__module__.partition(".")[0].lstrip("_")
+    if library == "duckdb":
+        return _of_duckdb(frame)
+    if library not in ("pandas", "polars"):
         return pa.table(frame)
     for name, kind in zip(frame.columns, map(str, frame.dtypes), strict=True):
         # Arrow takes the addresses of Polars' objects, and the numbers of pandas' periods.
         if kind == "Object" or kind.startswith("period["):
             raise TypeError(f"column {name}: {kind} is no type of a column; return text or times")
-        if kind == "object" and {date, datetime} <= set(map(type, frame[name])):
-            raise TypeError(f"column {name}: dates beside times would be dates; return only one")
+        if kind == "object" and (reason := _changed(frame[name])) is not None:
+            raise TypeError(f"column {name}: {reason}")
     try:
         return pa.table(frame)
     except Exception:
@@ -136,6 +144,37 @@ def _of_frame(frame: Any) -> pa.Table:
                 reason = f"column {name} cannot hold {values}: {reason_of(error)}"
                 raise TypeError(reason) from error
         raise
+
+
+def _changed(values: Any) -> str | None:
+    """Return what Arrow would change in a pandas column of objects; None if nothing."""
+    classes = set(map(type, values))
+    times = {of for of in _TIMES if any(issubclass(each, of) for each in classes)}
+    if {date, datetime} <= classes:
+        return "dates beside times would be dates; return only one"
+    if times and not {int, np.int64}.isdisjoint(classes):
+        return "numbers beside times would be times; return only one"
+    if time in times and any(getattr(each, "tzinfo", None) is not None for each in values):
+        return "a time of day with a zone has no type; return a datetime"
+    if Decimal in classes and any(isinstance(each, Decimal) and each.is_nan() for each in values):
+        return "NaN is no decimal; return None for null"
+    return None
+
+
+def _of_duckdb(relation: Any) -> pa.Table:
+    """Convert a relation. To Arrow, DuckDB makes bits bytes, infinity a time, and drops the zone of a time."""
+    for name, kind in zip(relation.columns, map(str, relation.types), strict=True):
+        if kind in ("BIT", "TIME WITH TIME ZONE"):
+            raise TypeError(f"column {name}: {kind} is no type of a column; cast it to VARCHAR")
+    table = pa.table(relation)
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if pa.types.is_timestamp(field.type) or pa.types.is_date32(field.type):
+            number = pa.int32() if pa.types.is_date32(field.type) else pa.int64()
+            most = 2 ** (number.bit_width - 1) - 1
+            infinite = pc.is_in(column.cast(number), pa.array([most, -most], number))
+            if pc.any(infinite).as_py():
+                raise TypeError(f"column {field.name}: a time cannot be infinite")
+    return table
 
 
 def _common(kind: pa.DataType, decoded: bool) -> pa.DataType:

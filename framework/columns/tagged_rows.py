@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _pa: Any = pa
-_COLUMN: Final = "row"
+_COLUMN: Final = "kmr row of a branch"  # a column of a map may be a union, too
 _MOST_MEMBERS: Final = 128
 _TAG_BYTES: Final = 5  # of a code and a place
 
@@ -45,7 +45,7 @@ def tagged_schema(of: Mapping[str, pa.Schema]) -> pa.Schema:
 
 def is_tagged(schema: pa.Schema) -> bool:
     """Return whether the rows of a table are tagged with their branches."""
-    return len(schema) == 1 and pa.types.is_union(schema.field(0).type)
+    return schema.names == [_COLUMN] and pa.types.is_union(schema.field(0).type)
 
 
 def branches(table: pa.Table) -> Iterator[tuple[str, pa.Table, NDArray[np.int64]]]:

@@ -91,3 +91,10 @@ def test_the_sizes_of_two_parts_are_that_of_the_whole(
     parts = tagged_nbytes(table.slice(0, at)) + tagged_nbytes(table.slice(at))
     bits = 8 * len(set(of_rows))  # of validity and of offsets, which both parts have
     assert abs(parts - tagged_nbytes(table)) <= bits
+
+
+def test_a_column_of_a_map_that_is_a_union_is_no_branches() -> None:
+    union = pa.UnionArray.from_dense(
+        pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])], ["num"]
+    )
+    assert not is_tagged(pa.table({"row": union}).schema)
