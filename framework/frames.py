@@ -162,7 +162,7 @@ def _changed(values: Any) -> str | None:
 
 
 def _of_duckdb(relation: Any) -> pa.Table:
-    """Convert a relation. To Arrow, DuckDB makes bits bytes, infinity a time, and drops the zone of a time."""
+    """Convert a relation. DuckDB makes bits bytes, infinity a time, and drops the zone of a time of day."""
     for name, kind in zip(relation.columns, map(str, relation.types), strict=True):
         if kind in ("BIT", "TIME WITH TIME ZONE"):
             raise TypeError(f"column {name}: {kind} is no type of a column; cast it to VARCHAR")
