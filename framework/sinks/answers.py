@@ -199,14 +199,13 @@ _SPARK_VALUES: Final = re.compile(
 )
 
 
-def of_spark(error: Exception) -> Answer:
-    """Return the meaning of an error of PySpark: about rows, or unknown."""
+def refusal_of_spark(error: Exception) -> str | None:
+    """Return why Spark refuses rows for a value in them; None if an error is about something else."""
     text = str(error)
     if isinstance(error, DoesNotFit):
-        return Answer("rows", one_line(text), about_values=True)
-    if (found := _SPARK_VALUES.search(text)) is None:
-        return Answer("unknown", one_line(text))
-    return Answer("rows", one_line(found[1] or found[2]), about_values=True)
+        return one_line(text)
+    found = _SPARK_VALUES.search(text)
+    return None if found is None else one_line(found[1] or found[2])
 
 
 _CODE: Final = re.compile(r"Code: (\d+)\. DB::Exception: (.*)", re.DOTALL)

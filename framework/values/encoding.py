@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from ..columns.fitted import TargetColumn, fit_columns
 from ..columns.fitting import fit
-from ..columns.kinds import either, null_rows, with_leaves
-from ..errors import StrategyError
+from ..columns.kinds import either, null_rows, whole, with_leaves
 from .value_format import RowsDoNotFit
 
 if TYPE_CHECKING:
@@ -31,15 +31,18 @@ def fit_rows(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
         what: the format, for messages.
 
     Raises:
-        StrategyError: the format has no such column.
-        RowsDoNotFit: a value does not fit as it is, or is null where the format has no null.
+        RowsDoNotFit: a value does not fit as it is, is null where the format has no null, or is in a column
+            that the format lacks.
     """
     known, given = set(schema.names), set(rows.column_names)
-    unknown = [name for name in rows.column_names if name not in known]
-    if unknown:
-        raise StrategyError(
-            f"{what} has no field {', '.join(unknown)}; add it there, or leave the column out of the rows"
-        )
+    rows = without_columns(
+        rows,
+        {
+            name: f"{what} has no field {name}; add it there, or leave the column out of the rows"
+            for name in rows.column_names
+            if name not in known
+        },
+    )
     targets = [
         TargetColumn(field.name, str(field.type), partial(_cast, field))
         for field in schema
@@ -50,6 +53,24 @@ def fit_rows(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     fitted = fit_columns(rows, targets)
     refuse(fitted.refused)
     return fitted.table
+
+
+def without_columns(rows: pa.Table, problems: Mapping[str, str]) -> pa.Table:
+    """Return rows without the columns that a format cannot have, if they have no value there.
+
+    Args:
+        problems: the reasons, by the names of the columns.
+
+    Raises:
+        RowsDoNotFit: rows have a value there.
+    """
+    failures: dict[int, str] = {}
+    for name, reason in problems.items():
+        there = whole(rows.column(name)).is_valid().to_numpy(zero_copy_only=False)
+        failures.update(dict.fromkeys(np.flatnonzero(there).tolist(), reason))
+    if failures:
+        raise RowsDoNotFit(failures, problems.values())
+    return rows.drop_columns(list(problems)) if problems else rows
 
 
 def refuse(failures: Mapping[int, str]) -> None:

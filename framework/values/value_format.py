@@ -15,7 +15,7 @@ from ..columns.texts import python_values
 from ..errors import StrategyError, reason_of, storable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     import pyarrow as pa
 
@@ -29,11 +29,13 @@ class RowsDoNotFit(StrategyError):
 
     Args:
         failures: the reason for each row (from 0); it names the field and the value.
+        general: the reasons that are about a column, not about a value.
     """
 
-    def __init__(self, failures: Mapping[int, str]) -> None:
+    def __init__(self, failures: Mapping[int, str], general: Collection[str] = ()) -> None:
         super().__init__(next(iter(failures.values())))
         self.failures = failures
+        self.general = frozenset(general)
 
 
 class Decoded(NamedTuple):

@@ -17,14 +17,16 @@ from aiokafka.partitioner import murmur2
 from ...columns.casting import Cast
 from ...columns.fitted import TargetColumn, fit_columns
 from ...columns.fitting import fit, in_lists, raw_or_text
-from ...columns.kinds import Lists, is_list, plain
+from ...columns.kinds import Lists, is_list, mask_of, plain
 from ...columns.texts import json_rows
 from ...errors import StrategyError
 from ...values.debezium.change import CONTROL
+from ...values.registry.registry import SchemaRefused
 from ...values.value_format import RowsDoNotFit, ValueFormat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
@@ -47,7 +49,7 @@ class RowMessages:
     """Messages as columns; timestamps in milliseconds since 1970, None for the time of sending.
 
     Headers are lists, because the client accepts nothing else. `refused` are the rows that have a value that
-    cannot be sent, with the reasons.
+    cannot be sent, with the reasons; `general` are those of the reasons that are not about a value.
     """
 
     keys: Sequence[bytes | None]
@@ -55,6 +57,7 @@ class RowMessages:
     headers: Sequence[list[Header]]
     timestamps: Sequence[int | None]
     refused: Mapping[int, str] = field(default_factory=dict)
+    general: AbstractSet[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -89,13 +92,15 @@ def messages_of(
     """
     none: list[None] = [None] * table.num_rows
     refused: dict[int, str] = {}
-    values = _values(table, value, topic, refused)
+    general: set[str] = set()
+    values = _values(table, value, topic, refused, general)
     return RowMessages(
         keys=none if key is None else _bytes(table, key, refused),
         values=values,
         headers=_headers(table, headers, refused),
         timestamps=none if timestamp is None else _milliseconds(table, timestamp, refused),
         refused=refused,
+        general=general,
     )
 
 
@@ -118,8 +123,9 @@ def messages_of_changes(
     sent = ~applied.deleted
     sent[list(refused)] = False
     bad: dict[int, str] = {}
+    general: set[str] = set()
     values = np.full(table.num_rows, None, dtype=object)
-    values[sent] = list(_values(rows.filter(pa.array(sent)), value, topic, bad))
+    values[sent] = list(_values(rows.filter(pa.array(sent)), value, topic, bad, general))
     numbers = np.flatnonzero(sent)
     refused.update({int(numbers[row]): reason for row, reason in bad.items()})
     if len(key) == 1:
@@ -136,14 +142,19 @@ def messages_of_changes(
         if timestamp is None
         else _milliseconds(table, timestamp, refused),
         refused=refused,
+        general=general,
     )
 
 
 def _values(
-    table: pa.Table, value: str | ValueFormat, topic: str, refused: dict[int, str]
+    table: pa.Table,
+    value: str | ValueFormat,
+    topic: str,
+    refused: dict[int, str],
+    general: set[str],
 ) -> Sequence[bytes | None]:
     if isinstance(value, ValueFormat):
-        return _encoded(value, table, topic, refused)
+        return _encoded(value, table, topic, refused, general)
     if value != JSON:
         return _bytes(table, value, refused)
     rows = json_rows(table)
@@ -152,17 +163,25 @@ def _values(
 
 
 def _encoded(
-    value: ValueFormat, table: pa.Table, topic: str, refused: dict[int, str]
+    value: ValueFormat, table: pa.Table, topic: str, refused: dict[int, str], general: set[str]
 ) -> Sequence[bytes | None]:
     """Encode rows; those that do not fit have an empty value."""
-    try:
-        return value.encode(table, topic).to_pylist()
-    except RowsDoNotFit as error:
-        refused.update(error.failures)
-    fits = np.ones(table.num_rows, dtype=np.bool_)
-    fits[list(refused)] = False
     values = np.full(table.num_rows, None, dtype=object)
-    values[fits] = value.encode(table.filter(pa.array(fits)), topic).to_pylist()
+    left, rows = np.arange(table.num_rows), table
+    while len(left):
+        try:
+            values[left] = value.encode(rows, topic).to_pylist()
+        except RowsDoNotFit as error:  # of one kind: others may follow
+            refused.update((int(left[row]), why) for row, why in error.failures.items())
+            general |= error.general
+            fits = ~mask_of(list(error.failures), len(left))
+            left, rows = left[fits], rows.filter(pa.array(fits))
+        except SchemaRefused as error:
+            refused.update(dict.fromkeys(left.tolist(), str(error)))
+            general.add(str(error))
+            break
+        else:
+            break
     return values.tolist()
 
 

@@ -34,6 +34,7 @@ from ...reducers.sink import (
 )
 from ...service.threads import run_in_thread
 from ...values.registry.registry import RegistryUnavailable
+from ..answers import SetUp
 from ..changes import Changes
 from .row_messages import (
     JSON,
@@ -195,6 +196,7 @@ class KafkaWriter(Collecting, Sink):
         self._producer: AIOKafkaProducer | None = None
         self._state: SendState | None = None
         self._refused: Mapping[int, str] = {}
+        self._set_up = SetUp()
         self._sources: NDArray[np.int64] | None = (
             None  # the row of each message; None: the same number
         )
@@ -407,6 +409,7 @@ class KafkaWriter(Collecting, Sink):
             if messages.nbytes(at) > limit:
                 refused.setdefault(at, self._too_large)
         targets = self._partitions(table, messages, partitions, refused)
+        self._set_up.judge(f"topic {self.topic}", len(messages), refused, messages.general)
         self._refused = refused
         return SendState(self.topic, messages, targets, refused=list(refused))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
@@ -22,13 +23,13 @@ from ...reducers.sink import (
 )
 from ...service.threads import run_in_thread
 from ...spark.session import SharedSession
-from ..answers import SetUp
+from ..answers import SetUp, refusal_of_spark
+from ..bisecting import bisect
 from ..changes import Changes
 from ..choosing import schema_to_create
 from ..parquet.files import DEFAULT_MAX_AGE, DEFAULT_MAX_BYTES, DEFAULT_MAX_ROWS
 from ..planning import plan_ranges
 from ..ranges import LeavingOut
-from .bisecting import write_pieces
 from .destinations import FILE_FORMATS, choose_path, choose_table
 from .merging import choose_merged, create_statement, is_there
 from .types import to_spark
@@ -376,9 +377,12 @@ class SparkWriter(Collecting, Sink):
         return self._destination is None or self._destination.doubles(part)
 
     def _write(self, part: RangeRows) -> list[Refusal]:
-        general: set[str] = set()
+        table, general = part.table, set[str]()
 
-        def write(piece: RangeRows, rows: pa.Table) -> Mapping[int, str]:
+        def write(start: int, stop: int) -> Mapping[int, str]:
+            size = stop - start
+            piece = part if size == len(table) else replace(part, piece=f"{start}-{stop}")
+            rows = table.slice(start, size)
             if self.transform is not None:
                 fitted = self._transform(piece, rows)
             else:
@@ -387,7 +391,7 @@ class SparkWriter(Collecting, Sink):
             general.update(fitted.general)
             return fitted.refused
 
-        refused = write_pieces(part, part.table, write)
+        refused = bisect(len(table), write, refusal_of_spark)
         self._set_up.judge(self, len(part), refused, general)
         return part.refusals(refused)
 

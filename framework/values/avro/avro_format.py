@@ -15,7 +15,7 @@ import pyarrow as pa
 from ...columns.texts import excerpt
 from ...errors import StrategyError, as_exception
 from ..decoding.slot_decoding import CompiledDecoder, SchemaColumns, decode_slots
-from ..encoding import DoesNotFit, dict_of, encode_each, fit_rows, plain_rows
+from ..encoding import DoesNotFit, dict_of, encode_each, fit_rows, plain_rows, without_columns
 from ..registry.framing import (
     NO_SCHEMA_ID,
     NULL,
@@ -39,6 +39,7 @@ from .schema import (
     avro_schema,
     branch_names,
     join,
+    not_of_avro,
     parse,
     resolve,
     schema_of_type,
@@ -141,9 +142,11 @@ class Avro(ValueFormat):
         """Encode rows; registers the schema at the first call for a topic. Takes some microseconds a row.
 
         Raises:
-            StrategyError: the schema has no such columns, or the registry refuses it.
-            RowsDoNotFit: the schema cannot hold a value.
+            RowsDoNotFit: the schema cannot hold a value, or has no such column.
+            SchemaRefused: the registry refuses the schema of the rows.
         """
+        if self._given is None:
+            rows = without_columns(rows, not_of_avro(rows.schema))
         named: NamedTypes = {}
         given = avro_schema(rows.schema, topic) if self._given is None else self._given
         parsed = parse(given, named)

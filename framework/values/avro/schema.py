@@ -240,6 +240,17 @@ def avro_schema(schema: pa.Schema, name: str) -> Schema:
     return _record(list(schema), name if _NAME.fullmatch(name) else f"_{name}", "")
 
 
+def not_of_avro(schema: pa.Schema) -> dict[str, str]:
+    """Return the columns with a name or a type that Avro does not have, and the reasons."""
+    problems = {}
+    for column in schema:
+        try:
+            _field(column, "", column.name)
+        except StrategyError as error:
+            problems[column.name] = str(error)
+    return problems
+
+
 def schema_of_type(rows: RowType) -> Schema:
     """Return the reader's schema of a user's type; a field's name in encoded values is its alias."""
     schema = avro_schema(rows.schema, getattr(rows.source, "__name__", "Row"))

@@ -37,6 +37,10 @@ class RegistryUnavailable(RegistryError):
     """No answer, or an error of the server, also after all retries."""
 
 
+class SchemaRefused(RegistryError):
+    """The registry does not accept a schema: it does not fit earlier versions, or is invalid."""
+
+
 class UnknownSchema(RegistryError):
     """The registry has no such schema."""
 
@@ -188,7 +192,8 @@ class Registry:
         """Register a schema, if it is not yet there; return its id. Asked for once in a process.
 
         Raises:
-            RegistryError: the registry does not answer, or refuses the schema: it is not compatible.
+            SchemaRefused: the schema is not compatible.
+            RegistryError: the registry does not answer, or refuses us.
         """
         local = self._local
         with local.lock:
@@ -256,7 +261,11 @@ class Registry:
         if status in _RETRIED:
             return RegistryUnavailable(text)
         if status == 409:
-            text = f"{text}; make the fields fit the earlier versions, or change the subject's compatibility"
+            return SchemaRefused(
+                f"{text}; make the fields fit the earlier versions, or change the subject's compatibility"
+            )
+        if status == 422:
+            return SchemaRefused(text)
         if refusal.error_code == _SUBJECT_NOT_FOUND:
             text = f"{text}; check the subject's name, or let a producer register its schema first"
         if status == 404 and refusal.error_code // 100 != 404:

@@ -10,6 +10,7 @@ from aiokafka.partitioner import DefaultPartitioner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kmr import Avro
 from kmr.errors import StrategyError
 from kmr.mapping.results import from_rows
 from kmr.record import Header
@@ -84,3 +85,42 @@ def test_rows_with_a_value_that_cannot_be_sent_are_refused_and_the_others_are_ma
     refused = messages_of(table, None, "l", {}, None).refused
     assert list(refused) == [0]
     assert refused[0].startswith("column l (bytes) cannot hold list")
+
+
+FIELDS = [{"name": "id", "type": "int"}, {"name": "u", "type": ["null", "int", "string"]}]
+
+
+def test_rows_that_a_format_cannot_have_are_refused_for_each_kind_of_reason_and_others_sent() -> (
+    None
+):
+    kind = pa.struct([("int", pa.int64()), ("string", pa.string())])
+    union = [None, {"int": 1, "string": "x"}, {"int": 1}, None, {"string": "y"}]
+    table = pa.table(
+        {
+            "id": [1, 2, 2**40, 4, 5],
+            "u": pa.array(union, kind),
+            "order-id": [None, None, None, 7, None],
+        }
+    )
+    value = Avro({"type": "record", "name": "R", "fields": FIELDS})
+    messages = messages_of(table, None, value, {}, None)
+    assert {row: why.partition(";")[0] for row, why in messages.refused.items()} == {
+        1: "field u: the union has values of int and string",
+        2: "column id (int32) cannot hold 1099511627776",
+        3: "Avro: the schema R has no field order-id",
+    }
+    assert messages.general == {messages.refused[3]}
+    assert [each is not None for each in messages.values] == [True, False, False, False, True]
+
+
+def test_rows_are_refused_that_have_a_name_of_no_avro_or_make_a_schema_that_a_registry_refuses(
+    registry_url: str,
+) -> None:
+    value = Avro(registry=registry_url)
+    table = pa.table({"id": [1, 2], "1st": [None, 3]})
+    messages = messages_of(table, None, value, {}, None, "names")
+    assert list(messages.refused) == [1]
+    assert "column 1st: Avro's names have" in messages.refused[1]
+    messages = messages_of(pa.table({"id": ["text"]}), None, value, {}, None, "names")
+    assert "change the subject's compatibility" in messages.refused[0]
+    assert messages.general == set(messages.refused.values())

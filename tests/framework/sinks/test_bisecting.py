@@ -1,0 +1,57 @@
+"""Rows of which some are refused with all others: they are found, and the others are written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmr.sinks.answers import refusal_of_spark
+from kmr.sinks.bisecting import bisect
+
+OVERFLOW = "[CAST_OVERFLOW_IN_TABLE_INSERT] Fail to assign a value. SQLSTATE: 22003"
+
+
+class Table:
+    """Writes whole pieces; one with a bad row raises. A piece that is written again replaces itself."""
+
+    def __init__(self, bad: set[int], words: str = OVERFLOW) -> None:
+        self.pieces: dict[tuple[int, int], list[int]] = {}
+        self._bad, self._words = bad, words
+        self.tries = 0
+
+    def write(self, start: int, stop: int) -> dict[int, str]:
+        self.tries += 1
+        if self._bad & set(range(start, stop)):
+            raise RuntimeError(f"Job aborted\n{self._words}\n\tat org.apache.spark")
+        self.pieces[start, stop] = [n for n in range(start, stop) if n != 3]
+        return {3 - start: "three"} if start <= 3 < stop else {}
+
+    def rows(self) -> list[int]:
+        return sorted(n for piece in self.pieces.values() for n in piece)
+
+
+@given(bad=st.sets(st.integers(0, 39), max_size=9))
+def test_each_row_is_written_once_or_refused_with_its_reason_also_the_second_time(
+    bad: set[int],
+) -> None:
+    table = Table(bad)
+    for _ in range(2):
+        refused = bisect(40, table.write, refusal_of_spark)
+        assert set(refused) == bad | {3}
+        assert {refused[row] for row in bad} <= {OVERFLOW.partition(" SQLSTATE")[0]}
+        assert table.rows() == [n for n in range(40) if n not in refused]
+
+
+def test_many_bad_rows_take_a_bounded_number_of_attempts_and_the_reason_says_so() -> None:
+    table = Table(set(range(0, 4096, 2)))
+    refused = bisect(4096, table.write, refusal_of_spark)
+    assert table.tries < 300
+    assert len(refused) + len(table.rows()) == 4096
+    assert "rows that were not tried alone" in refused[4094]
+
+
+def test_an_error_that_is_not_about_values_is_raised() -> None:
+    table = Table({1}, "[TASK_WRITE_FAILED] no space. SQLSTATE: 58030")
+    with pytest.raises(RuntimeError, match="no space"):
+        bisect(4, table.write, refusal_of_spark)
