@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from aiokafka.partitioner import DefaultPartitioner
+from anyio.to_thread import run_sync
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from kmr import Avro
 from kmr.errors import StrategyError
 from kmr.mapping.results import from_rows
 from kmr.record import Header
-from kmr.sinks.kafka.row_messages import messages_of, partitions_by_key
+from kmr.sinks.kafka.row_messages import RowMessages, messages_of, partitions_by_key
 
 
 @given(st.lists(st.none() | st.binary(max_size=9), max_size=20), st.integers(1, 12))
@@ -113,14 +114,17 @@ def test_rows_that_a_format_cannot_have_are_refused_for_each_kind_of_reason_and_
     assert [each is not None for each in messages.values] == [True, False, False, False, True]
 
 
-def test_rows_are_refused_that_have_a_name_of_no_avro_or_make_a_schema_that_a_registry_refuses(
+async def test_rows_are_refused_whose_names_avro_has_not_or_whose_schema_a_registry_refuses(
     registry_url: str,
 ) -> None:
     value = Avro(registry=registry_url)
-    table = pa.table({"id": [1, 2], "1st": [None, 3]})
-    messages = messages_of(table, None, value, {}, None, "names")
-    assert list(messages.refused) == [1]
-    assert "column 1st: Avro's names have" in messages.refused[1]
-    messages = messages_of(pa.table({"id": ["text"]}), None, value, {}, None, "names")
-    assert "change the subject's compatibility" in messages.refused[0]
-    assert messages.general == set(messages.refused.values())
+
+    def messages(**columns: Any) -> RowMessages:
+        return messages_of(pa.table(columns), None, value, {}, None, "names")
+
+    made = await run_sync(lambda: messages(**{"id": [1, 2], "1st": [None, 3]}))
+    assert list(made.refused) == [1]
+    assert "column 1st: Avro's names have" in made.refused[1]
+    made = await run_sync(lambda: messages(id=["text"]))
+    assert "change the subject's compatibility" in made.refused[0]
+    assert made.general == set(made.refused.values())
