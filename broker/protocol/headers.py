@@ -16,7 +16,8 @@ CORRELATION_ID_AT = 4
 CLIENT_ID_AT = 8
 """Where it ends, and the client id begins."""
 
-_LENGTH = Struct(">i")
+LENGTH = Struct(">i")
+"""Before each request and response: the number of bytes that follow."""
 _RESPONSE = Struct(">ii")
 _FLEXIBLE_RESPONSE = Struct(">iib")
 
@@ -55,7 +56,7 @@ def read_request_header(frame: memoryview) -> RequestHeader:
 
 def read_correlation_id(frame: memoryview) -> int:
     """Read the one field that differs in each request of a client; `frame` has a whole header."""
-    correlation_id: int = _LENGTH.unpack_from(frame, CORRELATION_ID_AT)[0]
+    correlation_id: int = LENGTH.unpack_from(frame, CORRELATION_ID_AT)[0]
     return correlation_id
 
 

@@ -120,7 +120,7 @@ def records_length_at(size: int, records_bytes: int, version: int) -> int:
 
 
 class ResponseTemplate:
-    """The frame of a response about one partition that took records; others differ only in `filled`."""
+    """The frame of a response about one partition that took records; others differ only in four fields."""
 
     __slots__ = ("_at", "_frame", "_has_log_start")
 
@@ -135,17 +135,23 @@ class ResponseTemplate:
         self._at = header + len(without) - after + _OFFSETS_AT
         self._has_log_start = version >= 5
 
-    def filled(
-        self, correlation_id: int, base_offset: int, append_time_ms: int, log_start_offset: int
-    ) -> bytearray:
-        """Return the frame of another request and result; the arguments are their fields."""
-        out = self._frame.copy()
-        _COUNT.pack_into(out, _COUNT.size, correlation_id)
+    def append_to(
+        self,
+        out: bytearray,
+        correlation_id: int,
+        base_offset: int,
+        append_time_ms: int,
+        log_start_offset: int,
+    ) -> None:
+        """Append the frame of another request and result, of which these are the fields."""
+        start = len(out)
+        out += self._frame
+        _COUNT.pack_into(out, start + _COUNT.size, correlation_id)
+        at = start + self._at
         if self._has_log_start:
-            _OFFSETS_V5.pack_into(out, self._at, base_offset, append_time_ms, log_start_offset)
+            _OFFSETS_V5.pack_into(out, at, base_offset, append_time_ms, log_start_offset)
         else:
-            _OFFSETS_V2.pack_into(out, self._at, base_offset, append_time_ms)
-        return out
+            _OFFSETS_V2.pack_into(out, at, base_offset, append_time_ms)
 
 
 def write_produce_frame(

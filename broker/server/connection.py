@@ -15,7 +15,6 @@ import asyncio
 from functools import partial
 from math import inf
 from socket import SO_KEEPALIVE, SOL_SOCKET
-from struct import Struct
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -24,7 +23,7 @@ import structlog
 from ..apis.api import CloseConnection
 from ..authorization.sasl import SaslExchange
 from ..protocol.cursor import MalformedRequest
-from ..protocol.headers import MIN_REQUEST_BYTES
+from ..protocol.headers import LENGTH, MIN_REQUEST_BYTES
 from ..turns import SLICE_SECONDS
 from .dispatch import Client
 from .outbox import Outbox
@@ -46,12 +45,10 @@ IPV4_MAPPED: Final = "::ffff:"
 
 logger = structlog.get_logger(__name__)
 
-_LENGTH_BYTES = 4
 _LEAST_SLICE_SECONDS = 0.000_5
 _REFUSAL_SECONDS = 1.0  # from the response about a failed authentication to the close
 _UNAUTHENTICATED_BYTES = 64 * 1024  # limit of one request before authentication
 _TLS_HANDSHAKE = 0x1603  # the first two bytes of TLS
-_LENGTH = Struct(">i").unpack_from
 
 
 class _Unread(NamedTuple):
@@ -268,8 +265,8 @@ class Connection(asyncio.BufferedProtocol):
     def _handle_requests(self, buffer: memoryview, start: int, end: int) -> int:
         """Handle the requests in `buffer[start:end]`; return where those begin that must wait, or `end`."""
         size, until, outbox = 0, 0.0, self._outbox
-        while end - start >= _LENGTH_BYTES and not self._closing:
-            size = _LENGTH(buffer, start)[0]
+        while end - start >= LENGTH.size and not (self._lost or self._finishing):
+            size = LENGTH.unpack_from(buffer, start)[0]
             if not self._min_request_bytes <= size <= self._max_request_bytes:
                 self._refuse_size(size)
                 return end
@@ -278,12 +275,10 @@ class Connection(asyncio.BufferedProtocol):
                 if self._task is not None or outbox.is_full:
                     self._pause_reading()
                     return start
-            begin = start + _LENGTH_BYTES
-            stop = begin + size
+            stop = start + LENGTH.size + size
             if stop > end:
                 break
-            self._handle(buffer, begin, stop)
-            start = stop
+            start = self._handle(buffer, start, stop, end)
             if start < end:
                 now = monotonic()
                 if not until:
@@ -296,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._loop.call_soon(self._next_slice)
                     return start
         if end > start and not self._closing:
-            wanted = size + _LENGTH_BYTES if end - start >= _LENGTH_BYTES else _LENGTH_BYTES
+            wanted = LENGTH.size + (size if end - start >= LENGTH.size else 0)
             self._keep(buffer[start:end], wanted)
         self._send()
         return end
@@ -391,12 +386,15 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- answering ---------------------------------------------------------------------------------
 
-    def _handle(self, data: memoryview, begin: int, stop: int) -> None:
+    def _handle(self, data: memoryview, start: int, stop: int, end: int) -> int:
+        """Handle the request `data[start:stop]`, perhaps with those behind it; return where they end."""
         try:
-            reply = self._dispatcher.dispatch(data, begin, stop, self._client, self._last_progress)
+            reply, stop = self._dispatcher.dispatch(
+                data, start, stop, end, self._client, self._last_progress
+            )
         except CloseConnection as error:
             self.abort(str(error))
-            return
+            return stop
         if reply.later is not None:
             self._wait_for(reply, reply.later)
         elif reply.flush is not None:
@@ -408,6 +406,7 @@ class Connection(asyncio.BufferedProtocol):
             reply.meter.answered(self._loop.time() - reply.began)
         else:
             self._outbox.add(reply)
+        return stop
 
     def _wait_for(self, reply: Reply, later: Awaitable[Reply]) -> None:
         self._send()

@@ -25,6 +25,7 @@ from ..protocol.cursor import MalformedRequest
 from ..protocol.headers import (
     CLIENT_ID_AT,
     CORRELATION_ID_AT,
+    LENGTH,
     RequestHeader,
     read_correlation_id,
     read_request_header,
@@ -128,25 +129,23 @@ class Dispatcher:
         return self._services.response_buffers.is_awaited
 
     def dispatch(
-        self, data: memoryview, begin: int, stop: int, client: Client, began: float
-    ) -> Reply:
-        """Handle the request `data[begin:stop]`.
+        self, data: memoryview, start: int, stop: int, end: int, client: Client, began: float
+    ) -> tuple[Reply, int]:
+        """Handle the request `data[start:stop]`, which begins with its length; return the reply, and `stop`.
 
-        A reply that answers more than one request is the one to the last request. Raise CloseConnection, with
-        the reason, if there is none.
+        If it repeats an earlier one, the requests behind it, up to `end`, may be handled with it: then the
+        place where the last of them ends is returned. Raise CloseConnection, with the reason, if there is no
+        reply.
         """
         try:
-            repeater = client.repeater
-            if repeater is not None:
-                reply = None if self._faults.injected else repeater.take(data, begin, stop)
-                if reply is not None:
-                    if reply.requests == 1:
-                        reply.meter, reply.began = repeater.meter, began
-                    return reply
-                repeater.reply = None
-            frame = data[begin:stop]
+            if client.repeater is not None and not self._faults.injected:
+                taken = client.repeater.take(data, start, end)
+                if taken is not None:
+                    taken[0].began = began
+                    return taken
+            frame = data[start + LENGTH.size : stop]
             if client.sasl is not None and client.sasl.bare_tokens:
-                return self._authenticate(frame, client.sasl, began)
+                return self._authenticate(frame, client.sasl, began), stop
             header = None
             if client.sasl is None:
                 header = client.headers.get(bytes(frame[:CORRELATION_ID_AT]))
@@ -168,7 +167,7 @@ class Dispatcher:
             )
             reply.meter, reply.began = context.meter, began
             client.repeater = context.remembered.get(produce.REPEATER) or client.repeater
-            return reply
+            return reply, stop
         except MalformedRequest as error:
             raise CloseConnection(str(error)) from None
         except CloseConnection:

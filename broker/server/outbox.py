@@ -54,10 +54,9 @@ class Outbox:
         return iter(self._replies)
 
     def add(self, reply: Reply) -> None:
-        """Append a response for `send`, or note that the last one answers one more request."""
-        if reply.requests == 1:
-            self._replies.append(reply)
-        self._unsent += 1
+        """Append a response for `send`."""
+        self._replies.append(reply)
+        self._unsent += reply.requests
         if reply.release is not None or self._unsent >= _MAX_WAITING:
             self.is_full = True
 

@@ -44,7 +44,7 @@ from ...log.records import (
 from ...log.results import LogFailed
 from ...log.validation import TakesLong, validate_batches
 from ...protocol.cursor import TooManyElements
-from ...protocol.headers import CLIENT_ID_AT
+from ...protocol.headers import CLIENT_ID_AT, LENGTH
 from ...protocol.produce_frames import (
     PartitionResult,
     ResponseTemplate,
@@ -60,7 +60,7 @@ from ..api import CloseConnection, RawApi, Reply
 from ..transactions.transactions import transaction_error_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from ...log.records import BatchHeader
     from ...protocol.produce_frames import ProduceFrame, TopicKey
@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     """What to run in a thread before the next step, if anything."""
     Steps: TypeAlias = Iterable[Step]
     Validated: TypeAlias = tuple[memoryview | bytearray, list[BatchHeader]]
+    _Answer: TypeAlias = tuple["_Repeated", int, int]
+    """What is repeated, the correlation id, and where the answer begins."""
 
 KEY = 0
 REPEATER = b"repeater"
@@ -86,6 +88,7 @@ _ACKS = (-1, 0, 1)
 _FEW_ELEMENTS = 500  # topics and partitions that are appended to in one turn
 _MOST_REPEATED = 200  # for each client and version
 _MOST_READERS = 8
+_MOST_TOGETHER = 16  # requests that are answered by one reply
 _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (TruncatedBatch, ErrorCode.invalid_record),  # before its base class
     (CorruptBatch, ErrorCode.corrupt_message),
@@ -112,71 +115,72 @@ class _Repeated(NamedTuple):
 class Repeater:
     """The requests of a connection that repeat an earlier one with other records for the one partition.
 
-    They are not read, and their answers are not written, field by field; those of one flush are sent as one
+    They are not read, and their answers are not written, field by field; those that came together have one
     reply. What may have changed since the earlier request is asked again.
-
-    Attributes:
-        meter: counts the requests.
-        reply: the one to the connection's last request, if it came from here; a later answer may join it.
     """
 
-    __slots__ = ("_answers", "_api", "_context", "_known", "_readers", "_version", "meter", "reply")
+    __slots__ = ("_api", "_context", "_known", "_most_bytes", "_readers", "_version")
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
-        self.meter = context.meter
         self._version = context.api_version
+        self._most_bytes = context.services.node.settings.request_max_bytes
         self._api = context.api_key << 16 | context.api_version
         # Each reads the API, the correlation id and the bytes between it and the records' length, which is so
         # many bytes behind the beginning of the request.
         self._readers: dict[int, Callable[[memoryview, int], tuple[int, int, bytes]]] = {}
         self._known: dict[bytes, _Repeated] = {}
-        self._answers: list[tuple[_Repeated, int, bytearray]] = []
-        self.reply: Reply | None = None
 
-    def take(self, data: memoryview, begin: int, stop: int) -> Reply | None:
-        """Append the records of the request `data[begin:stop]`, and return its reply.
+    def take(self, data: memoryview, start: int, end: int) -> tuple[Reply, int] | None:
+        """Append the records of the requests in `data[start:end]`, up to the first that does not repeat.
 
-        It is the last one, now with one more answer, if both have the same flush. None: nothing was appended,
-        and the request has to be read.
+        Each begins with its length. Return the reply to all of them, and where they end. None: nothing was
+        appended, and the first request has to be read.
         """
-        for length, read in self._readers.items():
-            at = begin + length
-            if stop - at > HEADER_BYTES:
-                api, correlation_id, before = read(data, begin)
-                repeated = self._known.get(before)
-                if repeated is not None and api == self._api:
+        context, services, version = self._context, self._context.services, self._version
+        flush, frames, now_ms = None, bytearray(), int(time.time() * 1000)
+        answers: list[_Answer] = []
+        while end - start > HEADER_BYTES and len(answers) < _MOST_TOGETHER:
+            begin = start + LENGTH.size
+            stop = begin + LENGTH.unpack_from(data, start)[0]
+            if stop > end or stop - begin > self._most_bytes:
+                break
+            for length, read in self._readers.items():
+                at = begin + length
+                if stop - at > HEADER_BYTES:
+                    api, correlation_id, before = read(data, begin)
+                    repeated = self._known.get(before)
+                    if repeated is not None and api == self._api:
+                        break
+            else:
+                break
+            _, partition, template = repeated
+            records, log = records_after(data, at, stop, version), partition.log
+            if partition.closed:
+                del self._known[before]
+                break
+            if records is None or (
+                services.authorizer is not None
+                and not context.allows(Operation.WRITE, Resource.TOPIC, partition.topic)
+            ):
+                break
+            offset, append_time_ms = log.append_plain(records, now_ms), -1
+            if offset is None:
+                result = _append_at_once(context, partition, records, now_ms)
+                if result is None or result.error:
                     break
-        else:
+                offset, append_time_ms = result.base_offset, result.log_append_time_ms
+            flush = services.group_commit.add(partition, len(records))
+            answers.append((repeated, correlation_id, len(frames)))
+            template.append_to(frames, correlation_id, offset, append_time_ms, log.log_start_offset)
+            start = stop
+        if flush is None:
             return None
-        _, partition, template = repeated
-        context, services = self._context, self._context.services
-        records = records_after(data, at, stop, self._version)
-        if partition.closed:
-            del self._known[before]
-            return None
-        if records is None or (
-            services.authorizer is not None
-            and not context.allows(Operation.WRITE, Resource.TOPIC, partition.topic)
-        ):
-            return None
-        log, now_ms = partition.log, int(time.time() * 1000)
-        offset, append_time_ms = log.append_plain(records, now_ms), -1
-        if offset is None:
-            result = _append_at_once(context, partition, records, now_ms)
-            if result is None or result.error:
-                return None
-            offset, append_time_ms = result.base_offset, result.log_append_time_ms
-        flush = services.group_commit.add(partition, len(records))
-        answer = template.filled(correlation_id, offset, append_time_ms, log.log_start_offset)
-        reply = self.reply
-        if reply is None or reply.flush is not flush:
-            self._answers = []
-            after_flush = partial(_joined, context, flush, self._answers)
-            reply = self.reply = Reply(flush=flush, after_flush=after_flush, requests=0)
-        reply.requests += 1
-        self._answers.append((repeated, correlation_id, answer))
-        return reply
+        after_flush = partial(_joined, context, flush, frames, answers)
+        reply = Reply(
+            flush=flush, after_flush=after_flush, requests=len(answers), meter=context.meter
+        )
+        return reply, start
 
     def remember(self, body: memoryview, repeated: _Repeated, records_bytes: int) -> None:
         """Remember a request that was read, and may be repeated with other records."""
@@ -193,20 +197,22 @@ class Repeater:
 
 
 def _joined(
-    context: RequestContext, flush: Flush, answers: list[tuple[_Repeated, int, bytearray]]
+    context: RequestContext, flush: Flush, frames: bytearray, answers: Sequence[_Answer]
 ) -> bytearray:
     """Return the answers, whole frames, after a flush in which partitions may have failed."""
-    frames = bytearray()
-    for (topic, partition, _), correlation_id, answer in answers:
-        error = flush.failed.get(partition) if flush.failed else None
+    if not flush.failed:
+        return frames
+    joined = bytearray()
+    ends = (*(at for *_, at in answers[1:]), len(frames))
+    for ((topic, partition, _), correlation_id, at), end in zip(answers, ends, strict=True):
+        error = flush.failed.get(partition)
         if error is None:
-            frames += answer
+            joined += frames[at:end]
             continue
         result = _failed(partition.index, ErrorCode.kafka_storage_error, str(error))
         _count_error(context, result)
-        frames += write_produce_frame(topic, result, context.api_version, correlation_id)
-    answers.clear()
-    return frames
+        joined += write_produce_frame(topic, result, context.api_version, correlation_id)
+    return joined
 
 
 def _produce(context: RequestContext, body: memoryview) -> Reply:

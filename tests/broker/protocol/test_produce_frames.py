@@ -179,7 +179,9 @@ def test_responses_about_one_partition_differ_in_their_offsets_only(
     template = ResponseTemplate(key, PartitionResult(index, 0, 1, 2, 3), version)
     result = PartitionResult(index, 0, base_offset, append_time, log_start)
     for correlation_id in (1, 2**31 - 1):
-        frame = template.filled(correlation_id, base_offset, append_time, log_start)
+        out = bytearray(b"before")
+        template.append_to(out, correlation_id, base_offset, append_time, log_start)
+        frame = out.removeprefix(b"before")
         body = write_produce_response([(key, [result])], version)
         header = pack(">ii", len(frame) - 4, correlation_id) + b"\0" * (version >= 9)
         assert frame == header + body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from kmr.broker.apis.api import Reply
@@ -97,18 +98,15 @@ def test_a_closed_outbox_releases_all_buffers() -> None:
     assert len(transport.written) == 1
 
 
-def test_answers_that_are_joined_count_one_by_one_until_it_is_full() -> None:
+def test_a_reply_to_several_requests_counts_as_many() -> None:
     transport, flush = Transport(), Flush()
-    joined = Reply(flush=flush, after_flush=lambda: b"joined", requests=0, meter=METERS.of(1))
-    for _ in range(63):
-        joined.requests += 1
-        transport.outbox.add(joined)
-    assert not transport.outbox.is_full
-    joined.requests += 1
-    transport.outbox.add(joined)
+    for requests, text in ((63, b"many "), (1, b"one")):
+        assert not transport.outbox.is_full
+        after = partial(bytes, text)
+        transport.outbox.add(Reply(flush=flush, after_flush=after, requests=requests))
     assert transport.outbox.is_full
     transport.outbox.send()
     assert (transport.written, transport.outbox.is_full) == ([], True)
     flush.finish()
     transport.outbox.send()
-    assert (transport.written, transport.outbox.is_full) == ([b"joined"], False)
+    assert (transport.written, transport.outbox.is_full) == ([b"many one"], False)
