@@ -293,7 +293,7 @@ class Segment:
         """Write the bytes from `position` on again, so that the next sync writes them to the disk."""
         buffer = memoryview(bytearray(_SCAN_BYTES))
         while position < self.size:
-            count = self._pread(buffer, position)
+            count = self.fill(buffer, position)
             left = buffer[:count]
             while left:
                 written = os.pwrite(self.descriptor, left, position)
@@ -316,12 +316,12 @@ class Segment:
         while position < self.size:
             try:
                 if position + HEADER_BYTES > start + filled:
-                    start, filled = position, self._pread(buffer, position)
+                    start, filled = position, self.fill(buffer, position)
                 header = parse_header(buffer[:filled], position - start)
                 self._check_stored(header, position, offset)
                 if verify:
                     if header.end > filled:
-                        start, filled = position, self._pread(buffer, position)
+                        start, filled = position, self.fill(buffer, position)
                         header = parse_header(buffer[:filled])
                     if header.end > filled:
                         self._check_in_pieces(header, position, buffer)
@@ -345,7 +345,7 @@ class Segment:
             first_offset, position = header.base_offset, header.position
         elif position == self.size:
             raise self._ends_before(offset)
-        filled = self._pread(buffer, position)
+        filled = self.fill(buffer, position)
         data, at, next_offset = buffer[:filled], 0, first_offset
         if position >= self.verified_from:
             at, next_offset = whole_batches(data, first_offset)
@@ -371,9 +371,13 @@ class Segment:
         self._ends[next_offset] = position + at
         return ReadSpan(at, first_offset, next_offset)
 
-    def fill(self, buffer: memoryview, position: int) -> None:
-        """Read all of `buffer` from the file. Raises `LogCorrupt`, OSError."""
-        self._pread(buffer, position)
+    def fill(self, buffer: memoryview, position: int) -> int:
+        """Read up to the end of the segment; return how many bytes. Raises `LogCorrupt`, OSError."""
+        wanted = min(len(buffer), self.size - position)
+        count = os.preadv(self.descriptor, [buffer[:wanted]], position)
+        if count < wanted:
+            raise LogCorrupt(self.path, position + count, f"it should have {self.size} bytes")
+        return count
 
     def batch_at(self, offset: int) -> BatchHeader:
         """Return the header of the batch that contains `offset`; raises `LogCorrupt` if there is none."""
@@ -420,7 +424,7 @@ class Segment:
     def batch_bytes(self, header: BatchHeader) -> memoryview:
         """Return the whole batch of a header that `batches` has yielded. Raises `LogCorrupt`."""
         data = memoryview(bytearray(header.size))
-        self._pread(data, header.position)
+        self.fill(data, header.position)
         return data
 
     def first_timestamp(self, now_ms: int) -> int:
@@ -470,18 +474,11 @@ class Segment:
     def _ends_before(self, offset: int) -> LogCorrupt:
         return LogCorrupt(self.path, self.size, f"the file ends before offset {offset}")
 
-    def _pread(self, buffer: memoryview, position: int) -> int:
-        wanted = min(len(buffer), self.size - position)
-        count = os.preadv(self.descriptor, [buffer[:wanted]], position)
-        if count < wanted:
-            raise LogCorrupt(self.path, position + count, f"it should have {self.size} bytes")
-        return count
-
     def _check_in_pieces(self, header: BatchHeader, position: int, buffer: memoryview) -> None:
         """Check the CRC of a batch larger than `buffer`: a damaged length must not cost memory."""
         crc, at, end = 0, position + CRC_START, position + header.size
         while at < end:
-            count = self._pread(buffer[: end - at], at)
+            count = self.fill(buffer[: end - at], at)
             crc = crc32c(buffer[:count], crc)
             at += count
         if crc != header.crc:

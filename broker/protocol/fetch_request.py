@@ -38,7 +38,6 @@ _PARTITION_V4 = Struct(">iqi")
 _PARTITION_V5 = Struct(">iq8xi")
 _PARTITION_V9 = Struct(">iiq8xi")
 _PARTITION_V12 = Struct(">iiq12xiB")  # and the number of tagged fields
-_INDEX_BYTES = _EPOCH_BYTES = 4
 _NO_EPOCH = -1
 _MOST_REMEMBERED_BYTES = 1024  # of a request without its partitions
 
@@ -88,9 +87,6 @@ class FetchReader:
     """Reads the requests of one client.
 
     It remembers the last request of one topic: a consumer repeats it again and again, with other offsets.
-
-    Attributes:
-        offset_at: where the offset is in the last request, if it is of one partition and small, else 0.
     """
 
     def __init__(self, version: int, max_elements: int = MAX_ELEMENTS) -> None:
@@ -99,10 +95,6 @@ class FetchReader:
         self._compact = version >= _FIRST_COMPACT
         self._layout = _layout(version)
         self._shape: _Shape | None = None
-        self._before_offset = _INDEX_BYTES + (
-            _EPOCH_BYTES if version >= _FIRST_WITH_LEADER_EPOCHS else 0
-        )
-        self.offset_at = 0
 
     def read(self, body: memoryview) -> FetchFrame:
         """Read a request; raise MalformedRequest, TooManyElements for more than `max_elements`."""
@@ -118,16 +110,15 @@ class FetchReader:
         except error:
             raise MalformedRequest(f"a Fetch request of {len(body)} bytes has no head") from None
         head = (wait_ms, least, most, isolation, session_id, session_epoch)
-        shape, self.offset_at = self._shape, 0
+        shape = self._shape
         if (
             shape is not None
             and len(body) == shape.size
-            and body[at : shape.start] == shape.before
-            and body[shape.end :] == shape.after
+            and (data := bytes(body)).startswith(shape.before, at)
+            and data.endswith(shape.after)
         ):
-            partitions = self._untagged(body[shape.start : shape.end])
+            partitions = self._untagged(data[shape.start : shape.end])
             if partitions is not None:
-                self._note_offset(shape.start, partitions)
                 return FetchFrame(*head, [(shape.topic, partitions)], [])
         return FetchFrame(*head, *self._read_topics(body, at))
 
@@ -164,12 +155,7 @@ class FetchReader:
         ):
             before, after = bytes(body[at:start]), bytes(body[end:])
             self._shape = _Shape(len(body), before, start, end, after, topics[0][0])
-            self._note_offset(start, topics[0][1])
         return topics, forgotten
-
-    def _note_offset(self, start: int, partitions: list[FetchPartition]) -> None:
-        if len(partitions) == 1:
-            self.offset_at = start + self._before_offset
 
     def _read_partitions(
         self, body: memoryview, cursor: Cursor, count: int
@@ -192,7 +178,7 @@ class FetchReader:
             partitions.append(FetchPartition(*layout.unpack_from(body, at)[:-1]))
         return partitions
 
-    def _untagged(self, data: memoryview) -> list[FetchPartition] | None:
+    def _untagged(self, data: memoryview | bytes) -> list[FetchPartition] | None:
         """Return the partitions in `data`; None if any of them has tagged fields."""
         found = self._layout.iter_unpack(data)
         if self._compact:

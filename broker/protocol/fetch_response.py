@@ -72,16 +72,16 @@ class FetchResponseWriter:
     `position` to its value before a partition discards that partition.
     """
 
+    _length_bytes = 4
+    _aborted_at = FETCH_HEADROOM
+
     def __init__(
         self, buffer: memoryview, version: int, topics: int, error: int = 0, session_id: int = 0
     ) -> None:
         self._buffer = buffer
         self._version = version
         self._compact = version >= 12
-        self._tags = b"\0" if self._compact else b""
         self.position = FETCH_HEADROOM
-        self._length_bytes = 4
-        self._aborted_at = FETCH_HEADROOM
         if not self._compact and version >= 7:
             self._pack(_HEAD_V7, 0, error, session_id, topics)
             return
@@ -93,15 +93,16 @@ class FetchResponseWriter:
 
     def topic(self, name: TopicKey, partitions: int) -> None:
         """Begin a topic, named by its id from version 13 on."""
-        encoded = name.bytes if isinstance(name, UUID) else name.encode()
+        if not self._compact and isinstance(name, str):
+            encoded = name.encode()
+            self._bytes(_INT16.pack(len(encoded)) + encoded + _INT32.pack(partitions))
+            return
         if isinstance(name, UUID):
-            pass
-        elif self._compact:
-            self._uvarint(len(encoded) + 1)
+            encoded = name.bytes
         else:
-            self._pack(_INT16, len(encoded))
-        self._buffer[self.position : self.position + len(encoded)] = encoded
-        self.position += len(encoded)
+            encoded = name.encode()
+            self._uvarint(len(encoded) + 1)
+        self._bytes(encoded)
         self._count(partitions)
 
     def partition(self, index: int, shown: Shown, *, read_committed: bool = False) -> None:
@@ -149,7 +150,8 @@ class FetchResponseWriter:
 
     def begin_records(self, max_bytes: int) -> memoryview:
         """Return the place for up to `max_bytes` of records; `end_records` takes their actual size."""
-        self._length_bytes = uvarint_bytes(max_bytes + 1) if self._compact else 4
+        if self._compact:
+            self._length_bytes = uvarint_bytes(max_bytes + 1)
         start = self.position + self._length_bytes
         return self._buffer[start : start + max_bytes]
 
@@ -162,8 +164,8 @@ class FetchResponseWriter:
         if aborted:
             self._insert_aborted(aborted, size)
         if not self._compact:
-            self._pack(_INT32, size)
-            self.position += size
+            _INT32.pack_into(self._buffer, self.position, size)
+            self.position += _INT32.size + size
             return
         start = self.position + self._length_bytes
         self._uvarint(size + 1)
@@ -177,13 +179,12 @@ class FetchResponseWriter:
         records = self._buffer[old : old + size]
         entries = bytearray()
         for each in aborted:
-            entries += _ABORTED.pack(*each) + self._tags
+            entries += _ABORTED.pack(*each) + (b"\0" if self._compact else b"")
         grown = len(entries) + self._count_bytes(len(aborted)) - self._count_bytes(0)
         self._buffer[old + grown : old + grown + size] = records
         self.position = self._aborted_at
         self._count(len(aborted))
-        self._buffer[self.position : self.position + len(entries)] = entries
-        self.position += len(entries)
+        self._bytes(entries)
         self._preferred_replica()
 
     def end_topic(self) -> None:
@@ -220,6 +221,11 @@ class FetchResponseWriter:
             value >>= 7
         self._buffer[self.position] = value
         self.position += 1
+
+    def _bytes(self, data: bytes | bytearray) -> None:
+        end = self.position + len(data)
+        self._buffer[self.position : end] = data
+        self.position = end
 
     def _pack(self, layout: Struct, *values: int) -> None:
         layout.pack_into(self._buffer, self.position, *values)

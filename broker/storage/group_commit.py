@@ -29,6 +29,9 @@ SYNC_THREADS: Final = 4
 """Threads that sync logs: several syncs at once cost a disk hardly more than one."""
 
 
+_MANY_APPENDS: Final = 8
+
+
 @dataclass(slots=True, eq=False)
 class Flush:
     """The appends of one event-loop turn, acknowledged together.
@@ -38,11 +41,13 @@ class Flush:
 
     Attributes:
         sizes: the partitions that were appended to, with the bytes.
+        appends: how many there were.
         done: whether `finish` was called.
         failed: the partitions whose records must not be acknowledged, and why.
     """
 
     sizes: dict[Partition, int] = field(default_factory=dict)
+    appends: int = 0
     done: bool = False
     failed: dict[Partition, LogFailed] = field(default_factory=dict)
     _ends: dict[Partition, int] = field(default_factory=dict)
@@ -110,7 +115,11 @@ class Flush:
 
 
 class GroupCommit:
-    """Collect the appends of each turn into a `Flush`, write it, sync it and finish it; one per broker."""
+    """Collect the appends of each turn into a `Flush`, write it, sync it and finish it; one per broker.
+
+    Attributes:
+        is_busy: whether the last turn with appends had many.
+    """
 
     def __init__(self, *, sync: bool, executor: Executor) -> None:
         """Args:
@@ -123,6 +132,7 @@ class GroupCommit:
         self._unsynced: list[Flush] = []
         self._syncing: asyncio.Future[list[dict[Partition, LogFailed]]] | None = None
         self._sync_began = 0.0
+        self.is_busy = False
         self._borrowed: list[Callable[[], None]] = []
 
     @property
@@ -137,6 +147,7 @@ class GroupCommit:
             flush = self._turn = Flush()
             asyncio.get_running_loop().call_soon(self.write)
         flush.sizes[partition] = flush.sizes.get(partition, 0) + size
+        flush.appends += 1
         return flush
 
     def after_write(self, release: Callable[[], None]) -> None:
@@ -151,6 +162,7 @@ class GroupCommit:
         flush, self._turn = self._turn, None
         if flush is None:
             return
+        self.is_busy = flush.appends >= _MANY_APPENDS
         flush.write()
         borrowed, self._borrowed = self._borrowed, []
         for release in borrowed:

@@ -15,7 +15,6 @@ from contextlib import closing
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-from uuid import UUID
 
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
@@ -40,7 +39,7 @@ from ...turns import in_turns
 from ..api import LEADER_EPOCH, SMALL_BYTES, RawApi, Reply, read_error
 from .fetch_sessions import Resting, are_resting
 from .long_poll import Lacking, LongPoll
-from .repeated_fetch import FetchTemplate, RepeatedFetch
+from .plain_fetch import MOST_PARTITIONS, READ_COMMITTED, PlainFetch, readable
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -54,11 +53,8 @@ if TYPE_CHECKING:
 
 _READER = b"reader"
 _IDLE = b"idle"
-_TEMPLATE = b"template"
 _LEAST_BYTES = 64 * 1024  # of records in a response, while memory is short
-_MANY_PARTITIONS = 10  # to look up costs more than to remember them
 _FIRST_WITH_IDS = 13
-_READ_COMMITTED = 1
 _FEW_PARTITIONS = 500  # are looked up in one turn
 _SLICE_PARTITIONS = 20  # of others
 
@@ -137,23 +133,28 @@ class _Filling:
 def _fetch(context: RequestContext, body: memoryview) -> Reply:
     if len(body) > SMALL_BYTES:
         return Reply(later=_fetch_many(context, bytes(body)))
-    template: FetchTemplate | None = context.remembered.get(_TEMPLATE)
-    repeated = None if template is None else template.repeated(body)
-    if repeated is not None:
-        return _answered(repeated)
     idle: _Idle | None = context.remembered.get(_IDLE)
     if idle is not None and len(idle.body) == len(body) and idle.body == bytes(body):
-        fetch = Fetch(context, idle.request, idle)
-    else:
-        fetch = Fetch(context, _read(context, body), body=body)
+        return _answered(Fetch(context, idle.request, idle))
+    request = _read(context, body)
+    if _is_plain(request):
+        return _answered(PlainFetch(context, request, partial(Fetch, context, request)))
+    fetch = Fetch(context, request, body=body)
     if fetch.is_large:
         return Reply(later=fetch.answer_in_turns())
     return _answered(fetch)
 
 
-def _answered(fetch: Fetch | RepeatedFetch) -> Reply:
+def _answered(fetch: Fetch | PlainFetch) -> Reply:
     answer = fetch.answer_now()
     return Reply(later=LongPoll(fetch, answer).reply) if isinstance(answer, Lacking) else answer
+
+
+def _is_plain(request: FetchFrame) -> bool:
+    count = 0
+    for _, partitions in request.topics:
+        count += len(partitions)
+    return 0 < count <= MOST_PARTITIONS and request[4:6] == (NO_SESSION, FINAL_EPOCH)
 
 
 async def _fetch_many(context: RequestContext, body: bytes) -> Reply:
@@ -168,13 +169,7 @@ def _read(context: RequestContext, body: memoryview) -> FetchFrame:
     if reader is None:
         reader = FetchReader(context.api_version, context.services.max_elements)
         context.remembered[_READER] = reader
-    request = reader.read(body)
-    has_session = (request.session_id, request.session_epoch) != (NO_SESSION, FINAL_EPOCH)
-    if reader.offset_at and not has_session:
-        context.remembered[_TEMPLATE] = FetchTemplate(
-            context, request, body, reader.offset_at, partial(Fetch, context)
-        )
-    return request
+    return reader.read(body)
 
 
 class Fetch:
@@ -201,7 +196,7 @@ class Fetch:
         self._registry = services.topics
         self.buffers = services.response_buffers
         self._max_bytes = min(request.max_bytes, services.node.settings.fetch_max_bytes)
-        self._read_committed = request.isolation_level == _READ_COMMITTED
+        self._read_committed = request.isolation_level == READ_COMMITTED
         self._is_incremental = request.session_epoch not in FULL_FETCHES
         self._session: FetchSession | None = None
         self._refusal = ErrorCode.none
@@ -220,7 +215,7 @@ class Fetch:
         """To remember the response by, if there are no records."""
         if (
             body is not None
-            and self._partitions >= _MANY_PARTITIONS
+            and self._partitions > MOST_PARTITIONS
             and request.session_epoch == FINAL_EPOCH
         ):
             self._body = bytes(body)
@@ -262,7 +257,7 @@ class Fetch:
         A session remembers no others: it would keep whatever a client has thought up.
         """
         for key, partitions in self._request.topics:
-            existing, refusal = self._readable(key)
+            existing, refusal = readable(self._context, key)
             if refusal or any(not 0 <= each[0] < len(existing) for each in partitions):
                 return False
         return True
@@ -328,7 +323,7 @@ class Fetch:
                 for key, wanted in self._topics:
                     topic: list[_Wanted] = []
                     found.topics.append((key, topic))
-                    existing, refusal = self._readable(key)
+                    existing, refusal = readable(self._context, key)
                     for some in _slices(wanted):
                         self._look_up(found, topic, some, existing, refusal)
                         yield
@@ -377,20 +372,6 @@ class Fetch:
                 found.has_errors = True
             elif wanted.has_records:
                 found.wanted_bytes += max(wanted.max_bytes, 1)
-
-    def _readable(self, key: TopicKey) -> tuple[Sequence[Partition], ErrorCode]:
-        """Return a topic's partitions, and an error if the client may not read them."""
-        registry = self._registry
-        topic = registry.by_id(key) if isinstance(key, UUID) else registry.get(key)
-        name = key if topic is None else topic.name
-        if isinstance(name, UUID):
-            return (), ErrorCode.unknown_topic_id
-        context = self._context
-        if context.services.authorizer is not None and not context.allows(
-            Operation.READ, Resource.TOPIC, name
-        ):
-            return (), ErrorCode.topic_authorization_failed
-        return () if topic is None else topic.partitions, ErrorCode.none
 
     def _wanted(
         self, each: FetchPartition, existing: Sequence[Partition], refusal: ErrorCode

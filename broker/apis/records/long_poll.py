@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from ...topics.topic import Partition
     from ..api import Reply
     from .fetch import Fetch
-    from .repeated_fetch import RepeatedFetch
+    from .plain_fetch import PlainFetch
 
 
 class Lacking(NamedTuple):
-    """What a fetch waits for: its partitions have to grow by some bytes, or it needs a buffer."""
+    """What a fetch waits for: its partitions have to grow by some bytes, it needs a buffer, or nothing.
+
+    Then it has records, but so few that those of the requests that are here already shall go with them.
+    """
 
     partitions: Sequence[Partition] = ()
     missing_bytes: int = 0
@@ -35,7 +38,7 @@ class LongPoll:
         reply: the future reply; cancel it to end the wait.
     """
 
-    def __init__(self, fetch: Fetch | RepeatedFetch, lacking: Lacking) -> None:
+    def __init__(self, fetch: Fetch | PlainFetch, lacking: Lacking) -> None:
         self._fetch = fetch
         self._loop = asyncio.get_running_loop()
         self.reply: asyncio.Future[Reply] = self._loop.create_future()
@@ -49,9 +52,11 @@ class LongPoll:
         if lacking.buffer_bytes:
             self._memory = self._fetch.buffers.when_available(lacking.buffer_bytes)
             self._memory.add_done_callback(self._got_memory)
-        else:
+        elif lacking.missing_bytes:
             self._watch = Watch(lacking.partitions, lacking.missing_bytes, self._due)
             self._watch.begin()
+        else:  # the next turn ends with the write of what is appended in this one
+            self._loop.call_soon(self._due)
 
     def _due(self) -> None:
         # Not now: the flush that calls is about to show records of further partitions.

@@ -1,4 +1,4 @@
-"""Fetches of one partition that repeat the last one: their responses are those of fetches that do not."""
+"""Fetches of few partitions without a session: their responses are those of `Fetch`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,8 +11,11 @@ from aiokafka import AIOKafkaProducer
 from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker
-from kmr.broker.apis.records.repeated_fetch import RepeatedFetch
+from kmr.broker.apis.records import fetch as fetch_module
+from kmr.broker.apis.records.long_poll import LongPoll
+from kmr.broker.apis.records.plain_fetch import PlainFetch
 from kmr.broker.authorization.rules import Denial, Operation, Rule, write_rules
+from kmr.broker.log.records import NewRecord, build_batch
 
 Start = Callable[..., Awaitable[Broker]]
 Connect = Callable[[Broker], Awaitable[Any]]
@@ -23,28 +26,35 @@ FETCH = 1
 
 @pytest.fixture
 async def topic(broker: Broker) -> Any:
-    """Records, an aborted transaction, and records of an open one."""
-    topic = await broker.topics.create("t")
+    """Records, an aborted transaction and a committed one in partition 0; three records in partition 2."""
+    topic = await broker.topics.create("t", 3)
     servers = broker.bootstrap_servers
     async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
         for number in range(20):
-            await producer.send_and_wait("t", b"%d" % number * 100)
+            await producer.send_and_wait("t", b"%d" % number * 100, partition=0)
+        for _ in range(3):
+            await producer.send_and_wait("t", bytes(100), partition=2)
     async with AIOKafkaProducer(bootstrap_servers=servers, transactional_id="x") as producer:
         await producer.begin_transaction()
-        await producer.send_and_wait("t", b"aborted")
+        await producer.send_and_wait("t", b"aborted", partition=0)
         await producer.abort_transaction()
         async with producer.transaction():
-            await producer.send_and_wait("t", b"committed")
+            await producer.send_and_wait("t", b"committed", partition=0)
     return topic
 
 
-def frame(client: Any, topic: Any, version: int, offset: int, **fields: Any) -> bytes:
+def frame(client: Any, topic: Any, version: int, offset: int, *others: int, **fields: Any) -> bytes:
+    """A request of partition 0 from `offset` on, and of the next ones from `others` on."""
     named = {"topic_id": topic.topic_id} if version >= 13 else {"topic": topic.name}
     wait = timedelta(seconds=fields.pop("wait", 0.01))
     most = fields.pop("partition_max_bytes", 2**20)
     wanted = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": most}
     wanted.update(fields.pop("wanted", {}))
-    topics = [{**named, "partitions": [wanted]}]
+    rest = [
+        {"partition": index, "fetch_offset": each, "partition_max_bytes": most}
+        for index, each in enumerate(others, 1)
+    ]
+    topics = [{**named, "partitions": [wanted, *rest]}]
     defaults = {"max_wait": wait, "min_bytes": 1, "max_bytes": 2**22, "topics": topics}
     if version >= 7:
         defaults["session_epoch"] = -1
@@ -59,11 +69,17 @@ async def answer(client: Any, sent: bytes) -> bytes:
     return frame
 
 
+async def answered_in_full(client: Any, sent: bytes) -> bytes:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetch_module, "MOST_PARTITIONS", 0)
+        return await answer(client, sent)
+
+
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each fetch that repeats another whether it needed no other way."""
+    """For each attempt to answer whether `Fetch` was not needed."""
     calls: list[bool] = []
-    answer_now, in_full = RepeatedFetch.answer_now, RepeatedFetch._in_full
+    answer_now, in_full = PlainFetch.answer_now, PlainFetch._answer_in_full
 
     def watched(*arguments: Any) -> Any:
         calls.append(True)
@@ -73,22 +89,22 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         calls[-1] = False
         return in_full(*arguments)
 
-    monkeypatch.setattr(RepeatedFetch, "answer_now", watched)
-    monkeypatch.setattr(RepeatedFetch, "_in_full", watched_in_full)
+    monkeypatch.setattr(PlainFetch, "answer_now", watched)
+    monkeypatch.setattr(PlainFetch, "_answer_in_full", watched_in_full)
     return calls
 
 
 @pytest.mark.parametrize("fields", [{}, {"isolation_level": 1}], ids=["all", "committed"])
 @pytest.mark.parametrize("version", range(4, 19))
-async def test_the_response_is_that_of_another_connection(
+async def test_the_response_is_the_full_one(
     broker: Broker, topic: Any, connect: Connect, version: int, fields: Any, answered: list[bool]
 ) -> None:
     client, end = await connect(broker), topic.partitions[0].log.next_offset
     for offset in (0, 7, 19, 20, 21, 22, end - 1, end, end + 1, -1, 0):
-        sent = frame(client, topic, version, offset, **fields)
-        other = await connect(broker)
-        assert await answer(client, sent) == await answer(other, sent), offset
-    assert answered[0] is (not fields), "in full only with aborted transactions"
+        for others in ((), (0, 1), (0, 3)):
+            sent = frame(client, topic, version, offset, *others, **fields)
+            assert await answer(client, sent) == await answered_in_full(client, sent), offset
+    assert answered[1] is (not fields), "in full only with aborted transactions"
     assert any(answered)
 
 
@@ -115,9 +131,9 @@ async def test_limits_and_errors_are_the_same(
 ) -> None:
     client = await connect(broker)
     for offset in (0, 3, 18, 0):
-        sent = frame(client, topic, 11, offset, **fields)
-        other = await connect(broker)
-        assert await answer(client, sent) == await answer(other, sent), offset
+        for others in ((), (0, 1), (0, 4)):
+            sent = frame(client, topic, 11, offset, *others, **fields)
+            assert await answer(client, sent) == await answered_in_full(client, sent), offset
 
 
 async def test_it_waits_for_records_and_for_enough_of_them(
@@ -132,7 +148,7 @@ async def test_it_waits_for_records_and_for_enough_of_them(
             await until(lambda: bool(partition.watches))
             async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
                 for _ in range(4):
-                    await producer.send_and_wait("t", bytes(50))
+                    await producer.send_and_wait("t", bytes(50), partition=0)
         response = await client.receive_frame()
     assert len(response) >= 300
     assert all(answered)
@@ -155,7 +171,34 @@ async def test_a_deleted_topic_is_an_error_also_if_there_is_a_new_one_of_its_nam
     async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
         await producer.send_and_wait("t", b"new")
     sent = frame(client, again, 12, 0, wait=60)
-    assert await answer(client, sent) == await answer(await connect(broker), sent)
+    assert await answer(client, sent) == await answered_in_full(client, sent)
+
+
+@pytest.mark.parametrize(("size", "busy"), [(100, True), (100, False), (100_000, True)])
+async def test_few_records_wait_for_those_of_the_requests_that_are_here_if_the_broker_is_busy(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch, size: int, busy: bool
+) -> None:
+    monkeypatch.setattr("kmr.broker.storage.group_commit._MANY_APPENDS", 1 if busy else 2)
+    topic = await broker.topics.create("t")
+    [partition] = topic.partitions
+    waited: list[bool] = []
+    wait = LongPoll._wait
+
+    def watched(self: LongPoll, lacking: Any) -> None:
+        waited.append(True)
+        wait(self, lacking)
+        batch = build_batch([NewRecord(None, b"meanwhile")])
+        partition.log.append_plain(memoryview(batch), 0)
+        partition.log.flush_pending()
+        partition.advance(partition.log.next_offset, len(batch))
+
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        await producer.send_and_wait("t", bytes(size))
+    monkeypatch.setattr(LongPoll, "_wait", watched)
+    client = await connect(broker)
+    response = await answer(client, frame(client, topic, 12, 0, wait=60))
+    waits = busy and size == 100
+    assert (bool(waited), b"meanwhile" in response) == (waits, waits)
 
 
 async def test_a_right_that_is_withdrawn_is_missed_at_the_next_fetch(
