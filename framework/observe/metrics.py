@@ -214,7 +214,7 @@ class Metrics:
         self.failed = counter("failed_records", "Records that failed, by stage.", "stage")
         self.left_out = counter(
             "values_left_out",
-            "Values that a sink left out on purpose: `fields` that its table lacks, `digits` of times.",
+            "Values that a sink left out: `fields` that its table lacks, `digits` of times, `rows`.",
             "stage",
             "what",
         )

@@ -87,8 +87,8 @@ class SinkContext:
         transactional_id: of this worker, for a sink whose transactions commit the input's offsets.
         session_timeout: seconds after which the group takes the worker's partitions away; None: unknown.
         takes_refused: whether `reduce_err` takes rows that a sink refuses.
-        count_left_out: called with a stage, `fields` or `digits`, and the number of values that its sink left
-            out on purpose.
+        count_left_out: called with a stage, `fields`, `digits` or `rows`, and the number of values that its
+            sink left out on purpose.
         tell_types: called with a stage and what its sink stores, by the names of its columns.
     """
 

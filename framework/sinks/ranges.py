@@ -319,7 +319,7 @@ class LeavingOut:
     """Logs and counts what the flushes of one stage leave out.
 
     Args:
-        count: called with the stage, `fields` or `digits`, and a number of values.
+        count: called with the stage, `fields`, `digits` or `rows`, and a number of values.
     """
 
     def __init__(
@@ -340,6 +340,12 @@ class LeavingOut:
         self._note(
             destination, "digits", fitted.cut, "times are cut to the precision of their column"
         )
+
+    def of_table(self, destination: object, rows: int) -> None:
+        """Log and count rows that the destination has accepted and not stored: a trigger left them out."""
+        counts = {"whole rows": rows} if rows > 0 else {}
+        event = "rows are not stored: a trigger of the table leaves them out"
+        self._note(destination, "rows", counts, event)
 
     def _note(self, destination: object, what: str, counts: Mapping[str, int], event: str) -> None:
         if new := sorted(name for name in counts if (what, name) not in self._said):

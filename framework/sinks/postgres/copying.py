@@ -53,6 +53,8 @@ DECLARE
     state text;
     message text;
     wrong int;
+    stored int := 0;
+    count int;
 BEGIN
     FOR line IN
         SELECT number - 1 AS number, cells AS row_of, (
@@ -62,6 +64,8 @@ BEGIN
     LOOP
         BEGIN
             EXECUTE current_setting('kmr.insert') || '(' || line.cells || ')' || current_setting('kmr.after');
+            GET DIAGNOSTICS count = ROW_COUNT;
+            stored := stored + count;
         EXCEPTION WHEN OTHERS THEN
             GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
             state := SQLSTATE;
@@ -84,7 +88,7 @@ BEGIN
             refused := array_append(refused, json_build_array(line.number, state, message, detail, wrong));
         END;
     END LOOP;
-    PERFORM set_config('kmr.refused', array_to_json(refused)::text, true);
+    PERFORM set_config('kmr.refused', json_build_array(stored, refused)::text, true);
 END $kmr$"""
 _GIVE: Final = """
 SELECT set_config('kmr.insert', %s, true), set_config('kmr.after', %s, true),
@@ -105,6 +109,9 @@ class Copying:
 
     Args:
         progress: called before each step; none takes longer than the caller's timeout for a statement.
+
+    Attributes:
+        stored: how many rows the server has stored: a trigger may leave others out.
     """
 
     def __init__(
@@ -120,6 +127,7 @@ class Copying:
         self._progress = progress
         self._columns = columns
         casts = [(at, each.type_name) for at, each in enumerate(columns)]
+        self.stored = 0
         self._casts = msgspec.json.encode(casts).decode()
         self._is_secured = False
         self._copy_statement = f"COPY {table} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
@@ -164,7 +172,7 @@ class Copying:
         text = await run_in_thread(copy_text, part)
         try:
             async with self._connection.transaction():
-                await self._copy(text)
+                stored = await self._copy(text)
         except psycopg.Error as error:
             answer = of_postgres(error)
             if answer.kind == "later":
@@ -172,16 +180,19 @@ class Copying:
             if answer.kind == "stop":
                 raise ServerAnswer(answer) from error
             return False
+        self.stored += stored
         return True
 
-    async def _copy(self, text: bytes) -> None:
-        """Write the rows of a part, which are all written or none."""
-        await self._send(self._copy_statement, text)
+    async def _copy(self, text: bytes) -> int:
+        """Write the rows of a part, which are all written or none; return how many are stored."""
+        return await self._send(self._copy_statement, text)
 
-    async def _send(self, statement: str, text: bytes) -> None:
-        async with self._connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
-            for at in range(0, len(text), _PIECE):
-                await copy.write(text[at : at + _PIECE])
+    async def _send(self, statement: str, text: bytes) -> int:
+        async with self._connection.cursor() as cursor:
+            async with cursor.copy(statement.encode()) as copy:
+                for at in range(0, len(text), _PIECE):
+                    await copy.write(text[at : at + _PIECE])
+            return cursor.rowcount
 
     async def _one_by_one(self, part: pa.Table) -> dict[int, Answer]:
         rows = await run_in_thread(_cells, part)
@@ -189,8 +200,10 @@ class Copying:
         await execute(_GIVE, (self._insert, self._after, rows, self._casts))
         await execute(sql.SQL(_ONE_BY_ONE))
         (found,) = await (await execute(_TAKE)).fetchone()
+        stored, answers = msgspec.json.decode(found)
+        self.stored += stored
         refused = {}
-        for row, state, text, detail, wrong in msgspec.json.decode(found):
+        for row, state, text, detail, wrong in answers:
             answer = of_sqlstate(state, text, detail)
             if wrong is None:  # the server cuts bits to their length where it casts them alone
                 of_type = [at for at, each in enumerate(self._columns) if each.type_name in text]
@@ -247,7 +260,7 @@ class _Staged(Copying):
         self._insert, self._after = one, after
         self._of_copy = ", ".join(quote(column.name) for column in columns)
 
-    async def _copy(self, text: bytes) -> None:
+    async def _copy(self, text: bytes) -> int:
         staged = quote(f"kmr_staged_{next(_NUMBERS)}")
         rows = f"SELECT {self._of_copy} FROM {self._table} WITH NO DATA"  # noqa: S608  quoted
         make = f"CREATE TEMP TABLE {staged} ON COMMIT DROP AS {rows}"
@@ -255,8 +268,9 @@ class _Staged(Copying):
         await self._send(
             f"COPY {staged} ({self._of_copy}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')", text
         )
-        await self._connection.execute(self._apply.format(staged=staged).encode())
+        applied = await self._connection.execute(self._apply.format(staged=staged).encode())
         await self._connection.execute(f"DROP TABLE {staged}".encode())
+        return applied.rowcount
 
 
 def upserting(

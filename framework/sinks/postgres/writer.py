@@ -553,7 +553,13 @@ class PostgresWriter(RangeWriter):
         if not table.num_rows:
             return {}
         fitted, columns = await run_in_thread(self._fit, table, only)
-        answers = await copying(columns).write(fitted.kept())
+        kept = fitted.kept()
+        copied = copying(columns)
+        answers = await copied.write(kept)
+        if (
+            self._changes is None
+        ):  # a delete of a key that is not there, and a key alone, store nothing
+            self.leaving_out.of_table(self, len(kept) - len(answers) - copied.stored)
         refused = dict(fitted.refused)
         general |= fitted.general
         numbers = np.delete(np.arange(table.num_rows), list(refused))

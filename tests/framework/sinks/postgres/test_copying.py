@@ -10,6 +10,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
 from kmr.errors import StrategyError
 from kmr.sinks.postgres.types import copy_columns
@@ -37,6 +38,25 @@ async def test_a_trigger_that_raises_refuses_its_row(postgres_url: str, context:
     result = await flush(writer, rows(0, 3, n=[1, 2, -3, 4]))
     assert refused(result) == [(2, "PostgreSQL table hits refuses it: negative -3 for 2")]
     assert query(postgres_url) == [0, 1, 3]
+
+
+async def test_rows_that_a_trigger_leaves_out_are_counted_and_said_once(
+    postgres_url: str, context: Context
+) -> None:
+    left_out: list[Any] = []
+    context = context.with_sinks(count_left_out=lambda *each: left_out.append(each))
+    leaves = RAISES[0].replace("RETURN NEW;", "IF NEW.n = 0 THEN RETURN NULL; END IF; RETURN NEW;")
+    execute(postgres_url, 'CREATE TABLE hits ("offset" bigint, n bigint)', leaves, RAISES[1])
+    writer = await opened(postgres_url, context)
+    with capture_logs() as logs:
+        await flush(writer, rows(0, 3, n=[1, 0, 0, 4]))
+        result = await flush(writer, rows(4, 6, n=[0, -1, 2]))  # row by row
+    assert [row for row, _ in refused(result)] == [5]
+    assert query(postgres_url) == [0, 3, 6]
+    assert left_out == [("reduce-1", "rows", 2), ("reduce-1", "rows", 1)]
+    assert [each["event"] for each in logs if "rows are not stored" in each["event"]] == [
+        "rows are not stored: a trigger of the table leaves them out"
+    ]
 
 
 async def test_a_value_that_is_too_large_for_an_index_refuses_its_row(
