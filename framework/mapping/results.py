@@ -25,7 +25,7 @@ from ..frames import as_table
 from ..record import OFFSET_MARK, RECORD_OFFSET, Header, decoded_bytes
 from ..values.python_columns import convert, to_column
 from ..values.schemas import RowType, fields_of, is_row_class
-from .sink_types import hidden_values
+from .sink_types import hidden_values, number_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -246,6 +246,8 @@ def _undeclared(
     if sink_type is not None and (hidden := hidden_values(name, values, sink_type)):
         misfits.update(hidden)
         values = [None if row in hidden else value for row, value in enumerate(values)]
+    if sink_type is not None and (texts := number_texts(values, classes, sink_type)) is not values:
+        return to_column(texts, pa.string(), refused)
     with suppress(Exception):  # a value may be of any class
         if classes == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}:
             return to_column(values, _MOMENT, refused)  # four times as fast

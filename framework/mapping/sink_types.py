@@ -2,19 +2,24 @@
 
 The rows of a per-record map that declares none get one type for each column of a batch: an int beside floats
 becomes a float, and a key that a dict lacks becomes null, like a key whose value is None. A column of 32-bit
-floats, or of maps, has to tell them apart.
+floats, or of maps, has to tell them apart; a column of text takes each as it is written alone.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from ..columns.kinds import is_list
-from ..columns.texts import excerpt
+from ..columns.kinds import is_list, is_text
+from ..columns.texts import excerpt, python_values, text_of
 
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+_NUMBERS: Final = frozenset((int, float, Decimal))
 _FLOAT_BITS: Final = 24
 _GREATEST_BITS: Final = 128
 _DECLARE: Final = "declare the rows with dict[str, ... | None], or leave the key out"
@@ -35,6 +40,29 @@ def hidden_values(name: str, values: list[Any], kind: pa.DataType) -> dict[int, 
         for row, value in enumerate(values)
         if value is not None and (reason := _hidden(value, kind, f"column {name}")) is not None
     }
+
+
+def number_texts(values: list[Any], classes: AbstractSet[type], kind: pa.DataType) -> list[Any]:
+    """Return numbers of several classes as texts for a column of text: as one column, 5 would be 5.0.
+
+    Other values are returned as they are, and so are numbers that Arrow does not have.
+
+    Args:
+        classes: those of the values.
+    """
+    numbers = classes - {type(None)}
+    if not (is_text(kind) and len(numbers) > 1 and numbers <= _NUMBERS):
+        return values
+    texts: list[Any] = [None] * len(values)
+    for of in numbers:
+        rows = [row for row, value in enumerate(values) if type(value) is of]
+        try:
+            made = python_values(text_of(pa.array([values[row] for row in rows])))
+        except (pa.ArrowException, OverflowError):
+            return values
+        for row, text in zip(rows, made, strict=True):
+            texts[row] = text
+    return texts
 
 
 def _matters(kind: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmr import Collect, Record, Strategy
+from kmr.columns.tagged_rows import rows_by_branch
 from kmr.mapping.functions import apply
-from kmr.mapping.sink_types import hidden_values
+from kmr.mapping.sink_types import hidden_values, number_texts
 from kmr.parts import context_of
 from kmr.settings import Settings
 from kmr.sinks import ParquetWriter
@@ -72,6 +74,25 @@ def test_other_values_are_left_to_the_sink(value: object, kind: pa.DataType) -> 
     assert hidden_values("c", [value], kind) == {}
 
 
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([5, 1.5, None, Decimal("2.50")], ["5", "1.5", None, "2.50"]),
+        ([2**53 + 1, 1e300], ["9007199254740993", "1e+300"]),
+        ([5, 6], [5, 6]),
+        ([5, "x"], [5, "x"]),
+        ([5, True], [5, True]),
+        ([2**70, 1.5], [2**70, 1.5]),
+    ],
+)
+def test_numbers_of_several_classes_are_texts_for_a_column_of_text_as_each_is_alone(
+    values: list[Any], texts: list[Any]
+) -> None:
+    classes = set(map(type, values))
+    assert number_texts(values, classes, pa.string()) == texts
+    assert number_texts(values, classes, pa.float64()) is values
+
+
 def loads(record: Record) -> Any:
     return json.loads(record.value or b"")
 
@@ -81,15 +102,15 @@ def loads_named(record: Record) -> Any:
 
 
 async def test_a_value_has_the_same_fate_beside_others_as_alone(tmp_path: Path) -> None:
-    schema = pa.schema([("n", pa.float32()), ("counts", COUNTS)])
+    schema = pa.schema([("n", pa.float32()), ("counts", COUNTS), ("text", pa.string())])
     writer = ParquetWriter(str(tmp_path), schema=schema)
     plain = Strategy(map=loads, reduce=[writer])
     branched = Strategy(map=loads_named, reduce={"a": writer, "b": ParquetWriter(str(tmp_path))})
     values: list[bytes | None] = [
         b'{"n": 16777217, "counts": {"a": 1}}',
         b'{"n": 1.5, "counts": {"a": null}}',
-        b'{"n": 16777216, "counts": {"b": 2}}',
-        b'{"n": 2.5, "counts": {}}',
+        b'{"n": 16777216, "counts": {"b": 2}, "text": 9007199254740993}',
+        b'{"n": 2.5, "counts": {}, "text": 1.5}',
     ]
     settings = Settings(group="g", topics=("t",))
     for strategy, stage in ((plain, "reduce-1"), (branched, "reduce-1 a")):
@@ -98,6 +119,8 @@ async def test_a_value_has_the_same_fate_beside_others_as_alone(tmp_path: Path) 
         await own.close()
         mapped = apply(strategy.map, batch_of("t", 0, 0, values).records, strategy.map_spec)
         assert mapped.offsets.tolist() == [2, 3]
+        ((_, rows, _),) = rows_by_branch(mapped.table) if mapped.table is not None else []
+        assert rows.column("text").to_pylist() == ["9007199254740993", "1.5"]
         assert [(each.offset, each.reason.split(",")[0]) for each in mapped.failures] == [
             (0, "column n: float cannot hold 16777217"),
             (1, "column counts.a: null"),
