@@ -47,6 +47,16 @@ def test_a_level_that_grows_keeps_what_is_written() -> None:
     assert slots.capacities[1] == 2 * len(before)
 
 
+def test_a_level_gets_room_for_what_the_rows_so_far_needed_but_not_for_much_more_at_once() -> None:
+    layout = SlotLayout()
+    layout.add("list", pa.list_(pa.int64()), 0, "items")
+    for read, expected in ((0, 16 * 1024), (199, 1024 * 5 * 9 // 8), (999, 2 * 1024)):
+        slots = Slots(layout, 1000)
+        slots.cursors[:] = read, 1024
+        slots.grow(1)
+        assert slots.capacities.tolist() == [1000, expected]
+
+
 @given(
     st.lists(st.tuples(*[st.none() | st.integers(0, 3)] * 9), max_size=6),
     st.sampled_from(
