@@ -84,7 +84,8 @@ class DestinationColumns:
         stored: returns the type that the destination has for an Arrow type; None: it has none yet. Raises
             StrategyError: it can have none.
         target: returns what a column takes.
-        taken: names that no new column may have, in any case, nor those of known columns; None: case matters.
+        taken: names that no new column may have, in any case, nor those of known columns, as Spark reads
+            them; None: case matters.
     """
 
     destination: str
@@ -145,6 +146,8 @@ class DestinationColumns:
     def _new(self, column: pa.Field[Any], known: pa.Schema) -> Any:
         """Return its type; None if it has none yet. Raises StrategyError if it can have none."""
         kind = self.stored(column.type)
+        if self.taken is not None and (not column.name or "`" in column.name):
+            raise StrategyError("Spark reads no such name: rename it")
         for name in () if self.taken is None or kind is None else (*self.taken, *known.names):
             if name.lower() == column.name.lower():
                 raise StrategyError(

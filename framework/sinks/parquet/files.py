@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -63,6 +62,36 @@ def _text(value: Any) -> str:
 
 def _escape(text: str) -> str:
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
+
+
+def unnamed_partitions(table: pa.Table, partition_by: Sequence[str]) -> dict[int, str]:
+    """Return the rows whose partition has no directory of its own, with the reasons.
+
+    Its name would be too long, or is that of null: so readers take an empty text.
+    """
+    found: dict[int, str] = {}
+    for column in partition_by:
+        if column not in table.column_names or not is_text(table.schema.field(column).type):
+            continue
+        values = whole(table.column(column)).dictionary_encode()
+        reasons = [_why_unnamed(column, value) for value in python_values(values.dictionary)]
+        if any(reasons):
+            of_rows = pa.array(reasons, pa.string()).take(values.indices).to_pylist()
+            found.update((row, reason) for row, reason in enumerate(of_rows) if reason is not None)
+    return found
+
+
+def _why_unnamed(column: str, value: str | None) -> str | None:
+    if value in ("", NULL_PARTITION):
+        return (
+            f"column {column}: partition_by makes a directory of it, and {value!r} is read as null"
+        )
+    if len(partition_directory(column, value).encode()) > _LONGEST_NAME:
+        return (
+            f"column {column}: {excerpt(value)} is too long for the name of a directory "
+            f"({_LONGEST_NAME} bytes), and partition_by makes one of it"
+        )
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +155,7 @@ class Directory(Storage):
             return
         for column in self.partition_by:
             self._check_partition_column(table, column)
-        keys = pa.table(
-            {column: _without_empty(table.column(column)) for column in self.partition_by}
-        )
+        keys = table.select(list(self.partition_by))
         numbered = keys.append_column("", pa.array(np.arange(table.num_rows)))
         groups = numbered.group_by(list(self.partition_by)).aggregate([("", "list")])
         rest = table.drop_columns(list(self.partition_by))
@@ -137,25 +164,6 @@ class Directory(Storage):
             zip(*(python_values(whole(groups.column(c))) for c in self.partition_by), strict=True)
         ):
             yield value, rest.take(rows[at].values)
-
-    def unnamed(self, table: pa.Table) -> dict[int, str]:
-        """Return the rows whose partition has no directory, because its name would be too long."""
-        found: dict[int, str] = {}
-        for column in self.partition_by:
-            if column not in table.column_names or not is_text(table.schema.field(column).type):
-                continue
-            values = whole(table.column(column))
-            lengths: Any = pc.binary_length(values)
-            longest = max(lengths.drop_null().to_pylist(), default=0)
-            if 3 * longest + len(partition_directory(column, "").encode()) <= _LONGEST_NAME:
-                continue  # even with each byte escaped
-            for row, value in enumerate(python_values(values)):
-                if len(partition_directory(column, value).encode()) > _LONGEST_NAME:
-                    found[row] = (
-                        f"column {column}: {excerpt(value)} is too long for the name of a directory "
-                        f"({_LONGEST_NAME} bytes), and partition_by makes one of it"
-                    )
-        return found
 
     def _check_partition_column(self, table: pa.Table, column: str) -> None:
         if column not in table.column_names:
@@ -191,13 +199,6 @@ class Directory(Storage):
             elif info.base_name.endswith(SUFFIX):
                 return info.path
         return None
-
-
-def _without_empty(column: Any) -> Any:
-    """Replace empty text by null: to Spark, they are the same partition."""
-    if not pa.types.is_string(column.type):
-        return column
-    return pc.if_else(pc.equal(column, pa.scalar("")), pa.scalar(None, pa.string()), column)
 
 
 def open_directory(

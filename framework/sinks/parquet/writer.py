@@ -20,6 +20,7 @@ from .files import (
     DEFAULT_MAX_ROWS,
     Compression,
     open_directory,
+    unnamed_partitions,
 )
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ class ParquetWriter(RangeWriter):
     def _fit(self, rows: RangeRows) -> Fitted:
         assert self._columns is not None  # noqa: S101  `flush` has looked
         fitted = self._columns.fit(rows.table)
-        return fitted._replace(refused=self._opened.unnamed(fitted.table) | fitted.refused)
+        unnamed = unnamed_partitions(fitted.table, self.partition_by)
+        return fitted._replace(refused=unnamed | fitted.refused)
 
     @property
     def _opened(self) -> Directory:

@@ -23,7 +23,7 @@ from ...errors import StrategyError
 from ...service.storage import HIDDEN
 from ..answers import DoesNotFit
 from ..parquet.columns import DestinationColumns
-from ..parquet.files import open_directory
+from ..parquet.files import open_directory, unnamed_partitions
 from .types import stored_type, target_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class TableFiles:
 
     def write(self, part: RangeRows, rows: pa.Table) -> Fitted:
         """Write the rows that fit."""
-        fitted = self.columns.fit(rows)
+        fitted = _fitted(self.columns, rows, self.directory.partition_by)
         if (kept := fitted.kept()).num_rows:
             self._new.update(self.directory.write(part.file_name, kept))
         return fitted
@@ -82,7 +82,7 @@ class TableFiles:
             DoesNotFit: some of it does not fit the table; nothing is written.
         """
         made = frame.toArrow()
-        for reason in self.columns.fit(made).refused.values():
+        for reason in _fitted(self.columns, made, self.directory.partition_by).refused.values():
             raise DoesNotFit(f"a row of the transform does not fit: {reason}")
         self.write(part, made)
 
@@ -96,6 +96,12 @@ class TableFiles:
             self.table.publish(self.session.get(), self._new - self._known)
         self._known |= self._new
         self._new = set()
+
+
+def _fitted(columns: DestinationColumns, rows: pa.Table, partition_by: Sequence[str]) -> Fitted:
+    fitted = columns.fit(rows)
+    unnamed = unnamed_partitions(fitted.table, partition_by)
+    return fitted._replace(refused=unnamed | fitted.refused)
 
 
 def transaction_of(part: RangeRows) -> tuple[str, str] | None:
@@ -134,7 +140,7 @@ class SparkDestination:
 
     def write(self, part: RangeRows, rows: pa.Table) -> Fitted:
         """Write rows, as `TableFiles.write` does."""
-        fitted = self.columns.fit(rows)
+        fitted = _fitted(self.columns, rows, self.partition_by)
         if (kept := fitted.kept()).num_rows:
             self.write_frame(part, self.session.get().createDataFrame(kept).coalesce(1))
         return fitted

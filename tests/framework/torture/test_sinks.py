@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 UNIONS = {"sparse_union", "dense_union"}
 NO_COLUMN = {
     "stream": set[str](),
-    "parquet": UNIONS,
+    "parquet": set[str](),
     "clickhouse": UNIONS | {"null", "list<null>", "struct<>", "fixed[0]", "struct odd names"},
     "postgres": UNIONS | {"null"},
 }

@@ -21,7 +21,7 @@ from kmr.record import Range, Rows, TopicPartition
 from kmr.reducers.reducer import Retry
 from kmr.reducers.sink import Write
 from kmr.sinks import ParquetWriter
-from kmr.sinks.parquet.files import Directory
+from kmr.sinks.parquet.files import NULL_PARTITION, Directory
 
 from ...flushes import Flushed, outcome
 
@@ -248,22 +248,24 @@ async def test_each_value_of_a_partition_column_has_a_directory_or_its_row_is_re
     tmp_path: Path, context: Context
 ) -> None:
     writer = await opened(tmp_path, context, partition_by=["day", "name"])
-    days = pa.array([0, 12_000_000, -4_000_000, 0], pa.int32()).cast(pa.date32())
-    names = pa.array(["a", "b", "c", "x" * 300])
-    flushed = await flush(writer, rows(0, 3, day=days, name=names))
+    days = pa.array([0, 12_000_000, -4_000_000, 0, 0, 0, 0], pa.int32()).cast(pa.date32())
+    names = pa.array(["a", "b", "c", "x" * 300, "", NULL_PARTITION, None])
+    flushed = await flush(writer, rows(0, 6, day=days, name=names))
     assert isinstance(flushed, Flushed)
-    ((rows_refused, reason),) = [(r.rows, r.reason) for r in flushed.refusals]
-    assert rows_refused.table["offset"].to_pylist() == [3]
-    assert "column name: 'xxx" in str(reason)
-    assert "too long for the name of a directory (255 bytes)" in str(reason)
+    ((rows_refused, reasons),) = [(r.rows, r.reason) for r in flushed.refusals]
+    assert rows_refused.table["offset"].to_pylist() == [3, 4, 5]
+    assert "column name: 'xxx" in reasons[0]
+    assert "too long for the name of a directory (255 bytes)" in reasons[0]
+    assert "'' is read as null" in reasons[1]
     assert {path.rpartition("/")[0] for path in files_in(tmp_path)} == {
         "day=1970-01-01/name=a",
         "day=+34824-11-19/name=b",
         "day=-8982-05-17/name=c",
+        f"day=1970-01-01/name={NULL_PARTITION}",
     }
-    again = await flush(writer, rows(0, 3, day=days, name=names), replayed=True)
+    again = await flush(writer, rows(0, 6, day=days, name=names), replayed=True)
     assert isinstance(again, Flushed)
-    assert offsets_in(tmp_path) == [0, 1, 2]
+    assert offsets_in(tmp_path) == [0, 1, 2, 6]
 
 
 def test_a_writer_can_be_pickled_before_it_is_opened(tmp_path: Path) -> None:

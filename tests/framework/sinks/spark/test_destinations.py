@@ -50,14 +50,16 @@ def test_columns_of_a_path_differ_by_more_than_their_case_and_csv_has_no_nested_
     columns = choose_path(session, "/x", **NO_OPTIONS | {"format": "csv"}).columns
     table = pa.table(
         {
-            "id": [1, 2, 3, 4],
-            "Id": [None, 1, None, None],
-            "v": [None, None, [1], None],
-            "KMR_range": [None, None, None, 1],
+            "id": [1, 2, 3, 4, 5],
+            "Id": [None, 1, None, None, None],
+            "v": [None, None, [1], None, None],
+            "KMR_range": [None, None, None, 1, None],
+            "a`b": [None, None, None, None, 1],
         }
     )
     fitted = columns.fit(table)
-    assert sorted(fitted.refused) == [1, 2, 3]
+    assert sorted(fitted.refused) == [1, 2, 3, 4]
+    assert "Spark reads no such name" in fitted.refused[4]
     assert "the name is taken by id" in fitted.refused[1]
     assert "CSV has no nested values" in fitted.refused[2]
     assert "the name is taken by kmr_range" in fitted.refused[3]
