@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .kinds import Lists, is_list, plain
+from .kinds import Lists, either, is_list, plain, rows_where
 from .texts import excerpt, python_values
 
 if TYPE_CHECKING:
@@ -76,6 +76,30 @@ def fields_left_out(kind: Any, to: Any, path: str) -> Iterator[str]:
                 yield f"{path}.{field.name}"
             else:
                 yield from fields_left_out(field.type, to.field(at).type, f"{path}.{field.name}")
+
+
+def rows_left_out(array: Array, to: Any) -> Mask:
+    """Return the rows with a value in a nested object for which a type has no place; None: there is none."""
+    array = plain(array)
+    kind = array.type
+    if is_list(kind) and is_list(to):
+        lists = Lists(array)
+        return lists.of_items(rows_left_out(lists.items, to.value_type))
+    if pa.types.is_map(kind) and pa.types.is_map(to):
+        lists = Lists(array)
+        return lists.of_items(rows_left_out(pc.struct_field(lists.items, [1]), to.item_type))
+    found: Mask = None
+    if pa.types.is_struct(kind) and pa.types.is_struct(to):
+        for at, field in enumerate(kind):
+            child, place = pc.struct_field(array, [at]), to.get_field_index(field.name)
+            inside = place >= 0
+            found = either(
+                found,
+                rows_left_out(child, to.field(place).type)
+                if inside
+                else rows_where(child.is_valid()),
+            )
+    return found
 
 
 def count_values(array: Any, path: str) -> int:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from ..columns.fitted import TargetColumn, fit_columns
 from ..columns.fitting import fit
 from ..columns.kinds import either, null_rows, whole, with_leaves
+from ..columns.reasons import rows_left_out
 from .value_format import RowsDoNotFit
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def refuse(failures: Mapping[int, str]) -> None:
 
 def _cast(field: pa.Field[Any], array: Array) -> Cast:
     made = fit(array, field.type)
-    bad = either(made.bad, made.cut)
+    bad = either(either(made.bad, made.cut), rows_left_out(array, field.type))
     if not field.nullable:
         bad = either(bad, null_rows(array))
     return made._replace(bad=bad)

@@ -38,6 +38,7 @@ from .schema import (
     Unresolvable,
     avro_schema,
     branch_names,
+    default_value,
     join,
     not_of_avro,
     parse,
@@ -325,9 +326,14 @@ def encode_datums(
     )
     fitted = fit_rows(rows, columns, f"Avro: the schema {schema['name']}".rstrip())
     convert = _converter(schema, named, "") or _same
+    defaults = {  # fastavro takes them as they are in JSON, where bytes are text
+        field["name"]: default_value(field["type"], field["default"], named)
+        for field in schema["fields"]
+        if "default" in field and field["name"] not in fitted.column_names
+    }
 
     def encode_row(row: dict[str, Any]) -> bytes:
-        datum = convert(row)
+        datum = convert(row) | defaults
         return encode(datum if is_record else datum["value"])
 
     return encode_each(plain_rows(fitted), encode_row)

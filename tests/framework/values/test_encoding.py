@@ -36,6 +36,37 @@ def test_values_out_of_range_and_nulls_where_there_are_none_are_refused_by_row()
     assert caught.value.failures.keys() == {1, 2}
 
 
+def test_a_field_of_a_nested_object_that_the_format_lacks_refuses_its_row_unless_it_is_null() -> (
+    None
+):
+    narrow = pa.struct([("x", pa.int64())])
+    kinds: Any = {
+        "one": narrow,
+        "many": pa.list_(narrow),
+        "named": pa.map_(pa.string(), pa.struct([("of", narrow)])),
+    }
+    more = {"x": 1, "z": 5}
+    same = {
+        "one": {"x": 1, "z": None},
+        "many": [{"x": 2}, None],
+        "named": [("a", {"of": {"x": 3}})],
+    }
+    rows = [same, {**same, "one": more}, {**same, "many": [{"x": 1}, more]}, same,
+            {**same, "named": [("a", {"of": more})]}]  # fmt: skip
+    wide = pa.struct([("x", pa.int64()), ("z", pa.int64())])
+    given: Any = {
+        "one": wide,
+        "many": pa.list_(wide),
+        "named": pa.map_(pa.string(), pa.struct([("of", wide)])),
+    }
+    with pytest.raises(RowsDoNotFit) as caught:
+        fit_rows(pa.Table.from_pylist(rows, pa.schema(given)), pa.schema(kinds), "Test")
+    assert list(caught.value.failures) == [1, 2, 4]
+    assert "cannot hold {'x': 1, 'z': 5}" in caught.value.failures[1]
+    fitted = fit_rows(pa.Table.from_pylist([same], pa.schema(given)), pa.schema(kinds), "Test")
+    assert fitted.to_pylist() == [{**same, "one": {"x": 1}}]
+
+
 def test_each_row_that_cannot_be_encoded_has_its_reason() -> None:
     def encode(number: int) -> bytes:
         if number > 255:

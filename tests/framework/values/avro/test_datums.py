@@ -126,6 +126,27 @@ def test_a_struct_of_branches_chooses_the_branch_that_has_a_value() -> None:
         read_back(schema, both)
 
 
+def test_an_object_that_is_no_branch_of_a_union_is_refused_and_does_not_become_null() -> None:
+    branches = [{**record(x="int"), "name": "A"}, {**record(y="int"), "name": "B"}]
+    for kind, rows in (
+        (["null", *branches], [{"x": 1}]),
+        ({"type": "array", "items": ["null", *branches]}, [[{"x": 1}]]),
+    ):
+        with pytest.raises(RowsDoNotFit, match=r"cannot hold \[?{'x': 1}"):
+            read_back(record(u=kind), pa.table({"u": rows}))
+
+
+def test_columns_that_are_lacking_have_the_defaults_of_the_schema() -> None:
+    schema = record(a="int")
+    schema["fields"] += [
+        {"name": "b", "type": "bytes", "default": "\xff"},
+        {"name": "c", "type": {"type": "map", "values": "bytes"}, "default": {"k": "\xff"}},
+        {"name": "d", "type": ["null", "int"], "default": None},
+    ]
+    row = {"a": 1, "b": b"\xff", "c": {"k": b"\xff"}, "d": None}
+    assert read_back(schema, pa.table({"a": [1]})) == [row]
+
+
 def test_a_plain_column_is_written_as_the_branch_that_fits() -> None:
     assert read_back(record(u=["int", "string"]), pa.table({"u": ["a"]})) == [{"u": "a"}]
 
