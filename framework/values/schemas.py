@@ -18,7 +18,11 @@ from typing import (
     Annotated,
     Any,
     Final,
+    NotRequired,
+    Required,
     TypeAlias,
+    get_args,
+    get_origin,
     get_type_hints,
     is_typeddict,
 )
@@ -82,6 +86,7 @@ class SchemaField:
         required: a value without this field cannot be decoded.
         default: the value of a missing field; `msgspec.NODEFAULT` if it is required or made by a function.
         convert: makes Arrow's Python value of the attribute's value; None: they are the same.
+        left_out: it may be missing, but not None: encoders leave it out where the column is null.
         columns: the fields of a nested object; empty if it is none.
     """
 
@@ -94,6 +99,7 @@ class SchemaField:
     required: bool
     default: Any
     convert: Convert | None
+    left_out: bool = False
     columns: tuple[SchemaField, ...] = ()
 
     @property
@@ -198,6 +204,15 @@ def nested_columns(kind: Any, type_: Any) -> tuple[SchemaField, ...]:
     else:
         columns = _of_fields(kind.cls, kind, name, ())
     return tuple(_retyped(*pair) for pair in zip(columns, type_, strict=True))
+
+
+def hints_of(cls: type) -> dict[str, Any]:
+    """Return the annotations of a class's fields; a TypedDict's without Required and NotRequired."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {
+        name: get_args(each)[0] if get_origin(each) in (NotRequired, Required) else each
+        for name, each in hints.items()
+    }
 
 
 def item_of(kind: inspect.Type) -> tuple[inspect.Type, bool, Convert | None]:
@@ -325,6 +340,7 @@ def _column(
         required=required,
         default=None if absent else default,
         convert=convert,
+        left_out=absent and not nullable,
         columns=columns,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -15,7 +15,7 @@ from ..columns.texts import excerpt, python_values
 from ..errors import StrategyError, as_exception
 from .encoding import DoesNotFit, dict_of, encode_each, fit_rows, refuse
 from .lost_digits import DigitSearch
-from .schemas import item_of, nested_columns, row_type
+from .schemas import hints_of, item_of, nested_columns, row_type
 from .value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value
 
 if TYPE_CHECKING:
@@ -157,14 +157,15 @@ def encoded_fields(
     """Return a function that makes the values of a row a dict with the names that encoded fields have."""
     named = {column.name: column for column in columns}
     fields = [
-        (named[name].key, _with_keys(named[name].kind, named[name].type, name))
+        (named[name], _with_keys(named[name].kind, named[name].type, name))
         for name in rows.column_names
     ]
 
     def make(row: Sequence[Any]) -> dict[str, Any]:
         return {
-            key: value if convert is None or value is None else convert(value)
-            for (key, convert), value in zip(fields, row, strict=True)
+            field.key: value if convert is None or value is None else convert(value)
+            for (field, convert), value in zip(fields, row, strict=True)
+            if value is not None or not field.left_out
         }
 
     return make
@@ -191,12 +192,13 @@ def _with_keys(kind: inspect.Type, type_: Any, path: str) -> Convert | None:
             return each and (lambda items: [None if one is None else each(one) for one in items])
         case _ if pa.types.is_struct(type_):
             fields = [
-                (field.name, field.key, _with_keys(field.kind, field.type, f"{path}.{field.name}"))
+                (field, _with_keys(field.kind, field.type, f"{path}.{field.name}"))
                 for field in nested_columns(kind, type_)
             ]
             return lambda row: {
-                key: row[name] if convert is None or row[name] is None else convert(row[name])
-                for name, key, convert in fields
+                field.key: value if convert is None or value is None else convert(value)
+                for field, convert in fields
+                if (value := row[field.name]) is not None or not field.left_out
             }
         case _:
             return None
@@ -206,7 +208,7 @@ def _with_keys(kind: inspect.Type, type_: Any, path: str) -> Convert | None:
 def _probes(source: Source) -> tuple[tuple[str, type], ...]:
     """Return a class for each field that has only this field."""
     rows = row_type(source)
-    hints = get_type_hints(rows.cls, include_extras=True)
+    hints = hints_of(rows.cls)
     return tuple(
         (
             column.key,

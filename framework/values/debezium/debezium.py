@@ -14,14 +14,14 @@ from ...columns.texts import python_values
 from ...errors import StrategyError, as_exception
 from ..json.json_format import Json
 from ..registry.registry import PerProcess
-from ..schemas import row_type
+from ..schemas import hints_of, row_type
 from ..typed import encoded_fields
 from ..value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value
 from .change import CONTROL, Change
 from .columns_envelope import ColumnsEnvelopes
 from .encodings import Encoding
 from .envelope import decoded_rows, refuse_nulls, refuse_unavailable
-from .json_envelope import Decimals, JsonEnvelopes, Times, hints_of
+from .json_envelope import Decimals, JsonEnvelopes, Times
 from .positions import POSITION, positions
 
 if TYPE_CHECKING:
@@ -397,7 +397,7 @@ def _whole(column: pa.ChunkedArray[Any]) -> Array:
 def _optional(cls: Any) -> Any:
     """Return a class with the fields of a row, any of which may be None."""
     rows = row_type(cls)
-    hints = hints_of(rows)
+    hints = hints_of(rows.cls)
     return msgspec.defstruct(
         "row",
         [(each.attribute, hints[each.attribute] | None, None) for each in rows.columns],

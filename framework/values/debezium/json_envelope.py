@@ -13,11 +13,6 @@ from typing import (
     Any,
     Final,
     Literal,
-    NotRequired,
-    Required,
-    get_args,
-    get_origin,
-    get_type_hints,
 )
 
 import msgspec
@@ -27,7 +22,7 @@ import pyarrow.compute as pc
 
 from ...errors import StrategyError
 from ..json.json_format import Json
-from ..schemas import row_type
+from ..schemas import hints_of, row_type
 from .encodings import Encoding, encodings_of_schema, special
 from .envelope import Envelopes, Raw, RowColumn, no_source
 from .mongo import documents
@@ -423,13 +418,9 @@ def _encodings_of(schema: bytes | None) -> dict[str, Encoding]:
     return encodings_of_schema(fields)
 
 
-def hints_of(rows: RowType) -> dict[str, Any]:
-    return get_type_hints(rows.cls, include_extras=True)
-
-
 def _members(rows: RowType, encodings: Encodings) -> list[tuple[str, Any, Any]]:
     """Return the fields of an encoded row: each may be null, or missing."""
-    hints, of = hints_of(rows), dict(encodings)
+    hints, of = hints_of(rows.cls), dict(encodings)
     members = []
     for at, column in enumerate(rows.columns):
         encoding = of.get(column.key)
@@ -439,11 +430,6 @@ def _members(rows: RowType, encodings: Encodings) -> list[tuple[str, Any, Any]]:
             default = None
         members.append((f"f{at}", hint | None, default))
     return members
-
-
-def _bare(hint: Any) -> Any:
-    """Return an annotation of a TypedDict without `Required` and `NotRequired`."""
-    return get_args(hint)[0] if get_origin(hint) in (NotRequired, Required) else hint
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,6 @@ from typing import (
     Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 import msgspec
@@ -30,7 +29,7 @@ from ..decoding.slots import ALONE, SlotColumn, SlotLayout, Slots, valid_texts
 from ..lost_digits import FINE, LARGE_OR_TINY, has_floats, has_times
 from ..python_columns import to_column
 from ..registry.framing import NULL, raw_values
-from ..schemas import item_of, nested_columns, row_type
+from ..schemas import hints_of, item_of, nested_columns, row_type
 from . import json_kernel as kernel
 from .json_texts import copy_texts
 
@@ -210,7 +209,7 @@ def _fields(cls: type, info: Any, columns: Sequence[SchemaField], depth: int) ->
     if hasattr(cls, "__post_init__") or getattr(info, "tag", None) is not None:
         raise _Unplanned
     try:
-        hints = get_type_hints(cls, include_extras=True)
+        hints = hints_of(cls)
         found = [(column, hints[column.attribute]) for column in columns]
     except (TypeError, NameError, KeyError) as error:  # generic classes, for example
         raise _Unplanned from error

@@ -6,15 +6,20 @@ import datetime as dt
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import msgspec
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kmr import Avro, Json, MessagePack
 from kmr.values.typed import TypedFormat
 from kmr.values.value_format import RowsDoNotFit
+from tests.examples import examples
+
+from . import generated_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +39,52 @@ def test_a_type_with_its_own_checks_is_decoded_by_them() -> None:
     decoded = Json(Line).decode(pa.array([b'{"text":"a","count":-1}', b'{"text":"a","count":1}']))
     assert decoded.failures == {0: "value: below 0"}
     assert decoded.columns.to_pylist()[1] == {"text": "a", "count": 1}
+
+
+@given(st.data())
+@settings(max_examples=examples(150))
+@pytest.mark.parametrize("of", [Json, MessagePack])
+def test_values_of_any_class_are_read_as_msgspec_does_and_written_as_they_were(
+    of: Any, data: st.DataObject
+) -> None:
+    cls, values = data.draw(generated_types.classes())
+    library = msgspec.json if of is Json else msgspec.msgpack
+    encoded = [library.encode(each) for each in data.draw(st.lists(values, max_size=3))]
+    form = of(cls)
+    columns, failures = form.decode(pa.array([*encoded, None], pa.binary()))
+    objects = form.decode_objects(pa.array(encoded, pa.binary())).objects
+    expected = [library.decode(each, type=cls) for each in encoded]
+    assert (objects, failures) == (expected, {})
+    for found, value in zip(
+        columns.to_pylist(), map(generated_types.plain, expected), strict=False
+    ):
+        assert generated_types.same(found, value), (found, value)
+    rows = columns.slice(0, len(encoded))
+    written = form.encode(pa.Table.from_batches([rows]), "t")
+    assert form.decode(written).columns.equals(rows)
+
+
+class LoosePart(TypedDict):
+    tags: NotRequired[list[bool]]
+    of: NotRequired[int | None]
+
+
+class Loose(TypedDict):
+    part: NotRequired[LoosePart]
+    name: NotRequired[str]
+
+
+@pytest.mark.parametrize("of", [Json, MessagePack])
+def test_a_key_that_may_be_missing_at_any_depth_is_left_out_where_its_column_is_null(
+    of: Any,
+) -> None:
+    library = msgspec.json if of is Json else msgspec.msgpack
+    rows = [{}, {"part": {"of": None}}, {"part": {"tags": [True], "of": 5}, "name": "x"}]
+    encoded = [library.encode(each) for each in rows]
+    columns, failures = of(Loose).decode(pa.array(encoded, pa.binary()))
+    assert failures == {}
+    written = of(Loose).encode(pa.Table.from_batches([columns]), "t").to_pylist()
+    assert list(map(library.decode, written)) == rows
 
 
 def test_bytes_that_are_not_utf8_are_reported_with_their_field() -> None:
