@@ -192,15 +192,20 @@ class Lists:
     """
 
     def __init__(self, array: Array) -> None:
-        if pa.types.is_map(array.type):
-            kind = array.type
-            pair = pa.struct(
-                [
-                    pa.field("key", kind.key_type, nullable=False),
-                    pa.field("value", kind.item_type),
-                ]
+        if pa.types.is_map(
+            array.type
+        ):  # a cast refuses null objects with fields that are never null
+            entries: Any = array.values
+            pairs = pa.StructArray.from_arrays(
+                [pc.struct_field(entries, [at]) for at in range(2)], ["key", "value"]
             )
-            array = array.cast(pa.list_(pair))
+            array = pa.Array.from_buffers(
+                pa.list_(pairs.type),
+                len(array),
+                array.buffers()[:2],
+                offset=array.offset,
+                children=[pairs],
+            )
         self.items: Array = pc.list_flatten(array)
         lengths: Any = pc.list_value_length(array)
         self.lengths: NDArray[np.int64] = np.array(pc.fill_null(lengths, 0), dtype=np.int64)

@@ -19,7 +19,7 @@ from kmr.columns.fitting import fit, known_to_kernels
 from kmr.columns.kinds import whole
 from kmr.columns.numbers import to_decimal
 from kmr.columns.reasons import count_values, fields_left_out
-from kmr.columns.texts import POSTGRES, python_values, text_of
+from kmr.columns.texts import POSTGRES, json_rows, python_values, text_of
 
 
 def bad_rows(cast: Cast) -> list[int]:
@@ -296,6 +296,16 @@ def test_views_inside_of_lists_of_a_fixed_size_are_made_known_to_kernels() -> No
     table = known_to_kernels(pa.table({"v": of_views, "n": of_numbers}))
     assert table.take([0]).to_pylist() == [{"v": ["a", None], "n": [1, 2]}]
     assert table["n"].type == of_numbers.type
+
+
+def test_null_objects_of_a_map_are_null_also_where_their_fields_are_never_null() -> None:
+    kind: Any = pa.map_(pa.string(), pa.struct([pa.field("x", pa.int64(), nullable=False)]))
+    rows = [[("z", {"x": 9})], [("a", None), ("b", {"x": 1})], None, []]
+    array = pa.array(rows, kind).slice(1)
+    assert fit(array, kind).array.to_pylist() == rows[1:]
+    assert json_rows(pa.table({"m": array})).objects == [
+        b'{"m":{"a":null,"b":{"x":1}}}', b'{"m":null}', b'{"m":{}}',
+    ]  # fmt: skip
 
 
 def test_the_values_of_a_dictionary_may_be_views() -> None:

@@ -125,7 +125,7 @@ class _Making:
             self._name(),
             members,
             kw_only=True,
-            rename="upper" if renamed else None,  # type: ignore[arg-type]
+            rename="upper" if renamed else None,
         )
         return MadeClass(cls, self._values(fields, str.upper if renamed else str))
 
