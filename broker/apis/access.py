@@ -14,7 +14,6 @@ from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from anyio import to_thread
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32
 
@@ -107,7 +106,7 @@ class Call:
         def refuse() -> list[Any]:
             return [refusal(response_type, *each, elements) for each in refused.items()]
 
-        return await to_thread.run_sync(refuse, limiter=self.context.services.computing)
+        return await self.context.services.compute(refuse)
 
 
 AccessRule: TypeAlias = "Callable[[Call], Awaitable[Any]]"

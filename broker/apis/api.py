@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import structlog
+from anyio import to_thread
 from kio.schema.errors import ErrorCode
 from kio.schema.types import BrokerId
 from kio.static.primitive import i32, i32Timedelta
@@ -104,6 +105,10 @@ class Services:
     fetch_sessions: FetchSessions
     requests: RequestMeters
     authorizer: Authorizer | None = None  # None: every operation is allowed
+
+    async def compute(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Return what `work` returns for these arguments, in another thread."""
+        return await to_thread.run_sync(work, *arguments, limiter=self.computing)
 
     @property
     def max_elements(self) -> int:

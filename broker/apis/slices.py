@@ -9,8 +9,6 @@ from dataclasses import fields
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from anyio import to_thread
-
 from ..turns import in_turns
 
 if TYPE_CHECKING:
@@ -53,4 +51,4 @@ async def computed(
         partitions += 1 + len(getattr(topic, fields(topic)[1].name))
     if partitions <= _FEW_PARTITIONS:
         return work()
-    return await to_thread.run_sync(work, limiter=context.services.computing)
+    return await context.services.compute(work)

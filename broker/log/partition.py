@@ -61,9 +61,6 @@ class Cleanings(NamedTuple):
         return Cleanings(self.number + 1, self.freed_bytes + freed_bytes)
 
 
-_MANY_BYTES: Final = 2**63
-
-
 class PartitionLog:
     """The log of one partition; made by `open`.
 
@@ -248,13 +245,11 @@ class PartitionLog:
             raise LogCorrupt(self.directory, 0, reason)
         return ReadSpan(size, span.first_offset, next_offset or offset)
 
-    def unread_bytes(self, offset: int) -> int:
-        """Return how many bytes the batches from the one with `offset` on have, if they are the newest ones.
-
-        Where they are not, a large number.
-        """
-        position = self._appender.recent.position(offset)
-        return _MANY_BYTES if position is None else self._segments.active.size - position
+    def are_few(self, offset: int, limit: int, most_bytes: int) -> bool:
+        """Whether the batches from `offset` to `limit` are new and have up to `most_bytes`."""
+        size = self._segments.active.size
+        found = self._appender.recent.find(offset, limit, most_bytes, size)
+        return found is not None and found[3] == limit
 
     def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
         """Read like `read_into`, into new memory.

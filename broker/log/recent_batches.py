@@ -36,11 +36,6 @@ class RecentBatches:
         """Forget all."""
         del self._offsets[:], self._positions[:]
 
-    def position(self, offset: int) -> int | None:
-        """Return where the batch with `offset` begins, None if it is not remembered."""
-        first = bisect_right(self._offsets, offset) - 1
-        return None if first < 0 else self._positions[first]
-
     def find(
         self, offset: int, limit: int, most_bytes: int, segment_bytes: int
     ) -> tuple[int, int, int, int] | None:

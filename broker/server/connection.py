@@ -265,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
     def _handle_requests(self, buffer: memoryview, start: int, end: int) -> int:
         """Handle the requests in `buffer[start:end]`; return where those begin that must wait, or `end`."""
         size, until, outbox = 0, 0.0, self._outbox
-        while end - start >= LENGTH.size and not (self._lost or self._finishing):
+        while end - start >= LENGTH.size and not self._closing:
             size = LENGTH.unpack_from(buffer, start)[0]
             if not self._min_request_bytes <= size <= self._max_request_bytes:
                 self._refuse_size(size)

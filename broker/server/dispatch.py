@@ -12,7 +12,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
-from anyio import to_thread
 from kio.schema.errors import ErrorCode
 
 from ..apis.access import authorized
@@ -298,8 +297,7 @@ def _read(api: Api, context: RequestContext, body: memoryview) -> Any:
 
 async def _handle_large(api: Api, context: RequestContext, body: bytes) -> Reply:
     """Handle a request with many elements: reading it takes long, and runs in another thread."""
-    limiter = context.services.computing
-    request = await to_thread.run_sync(_read, api, context, memoryview(body), limiter=limiter)
+    request = await context.services.compute(_read, api, context, memoryview(body))
 
     async def answer() -> Any:
         response = api.handler(context, request)
@@ -315,9 +313,8 @@ async def _handle_later(api: Api, context: RequestContext, response: Awaitable[A
         if monotonic() - began < SLICE_SECONDS:
             return _encode(api, context, answer)
         # It is long, or the request waited: then another moment does not matter.
-        codes, encoded = await to_thread.run_sync(
-            _write, api, context.api_version, answer, limiter=context.services.computing
-        )
+        compute = context.services.compute
+        codes, encoded = await compute(_write, api, context.api_version, answer)
     except (CloseConnection, MalformedRequest):
         raise
     except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker

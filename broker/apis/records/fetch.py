@@ -16,7 +16,6 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from anyio import to_thread
 from kio.schema.errors import ErrorCode
 
 from ...authorization.rules import Operation, Resource
@@ -159,8 +158,7 @@ def _is_plain(request: FetchFrame) -> bool:
 
 async def _fetch_many(context: RequestContext, body: bytes) -> Reply:
     """Fetch from so many partitions that reading the request alone takes long."""
-    limiter = context.services.computing
-    request = await to_thread.run_sync(_read, context, memoryview(body), limiter=limiter)
+    request = await context.services.compute(_read, context, memoryview(body))
     return await Fetch(context, request).answer_in_turns()
 
 

@@ -88,7 +88,7 @@ class PlainFetch:
         may_wait, self._is_new = self._is_new and services.group_commit.is_busy, False
         committed = self._request.isolation_level == READ_COMMITTED
         found: list[_Found] = []
-        wanted_bytes = unread_bytes = 0
+        wanted_bytes = 0
         for key, wanted in topics:
             existing, refusal = readable(self._context, key)
             count = 0 if refusal else len(existing)
@@ -102,14 +102,13 @@ class PlainFetch:
                     return self._answer_in_full(buffer)
                 if offset < limit:
                     wanted_bytes += most or 1
-                    if may_wait:
-                        unread_bytes += partition.log.unread_bytes(offset)
+                    may_wait = may_wait and partition.log.are_few(offset, limit, _FEW_BYTES)
                 found.append((partition, shown, limit))
         if not wanted_bytes:
             if buffer is not None:
                 self.buffers.put(buffer)
             return Lacking([each[0] for each in found], least)
-        if may_wait and unread_bytes < _FEW_BYTES:
+        if may_wait:
             return Lacking()
         most_bytes = min(self._request.max_bytes, services.node.settings.fetch_max_bytes)
         overhead = fetch_response_overhead(topics, len(found))

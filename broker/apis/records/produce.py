@@ -11,13 +11,13 @@ Differs from Kafka: nothing.
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from struct import Struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from anyio import to_thread
 from kio.schema.errors import ErrorCode
 
 from ...authorization.rules import Operation, Resource
@@ -235,23 +235,19 @@ def _produce(context: RequestContext, body: memoryview) -> Reply:
 
 async def _produce_many(context: RequestContext, body: memoryview) -> Reply:
     """Append the records of many partitions in several turns: each turn has its own flush."""
-    limiter = context.services.computing
-    version = context.api_version
-    most = context.services.max_elements
-    request = await to_thread.run_sync(read_produce_request, body, version, most, limiter=limiter)
-    produce = _Produce(context, request, await _add(context, request, _missing(context, request)))
-    return await _append_rest(context, produce, produce.appending())
+    services, version = context.services, context.api_version
+    request = await services.compute(read_produce_request, body, version, services.max_elements)
+    return await _add_and_produce(context, request, _missing(context, request))
 
 
 async def _append_rest(context: RequestContext, produce: _Produce, steps: Steps) -> Reply:
     """Go through the steps, which may take long; respond when the records are written."""
-    limiter = context.services.computing
-    async for compute in in_turns(steps):
-        if compute is not None:
-            await to_thread.run_sync(compute, limiter=limiter)
+    async for step in in_turns(steps):
+        if step is not None:
+            await context.services.compute(step)
     if not await produce.written():
         return Reply()
-    return Reply(await to_thread.run_sync(produce.encoded, limiter=limiter))
+    return Reply(await context.services.compute(produce.encoded))
 
 
 Missing: TypeAlias = "dict[ProducerIdentity, list[TopicPartition]]"
@@ -441,25 +437,11 @@ class _Produce:
             self._context.close(shortened(f"produce with acks = 0 failed: {reason}"))
 
 
-class _Validation:
-    """The validation of a large batch: `run` in a thread, then `result`."""
-
-    def __init__(self, validate: Callable[[], Validated]) -> None:
-        self._validate = validate
-        self._error: BatchError | None = None
-        self._result: Validated
-
-    def run(self) -> None:
-        try:
-            self._result = self._validate()
-        except BatchError as error:
-            self._error = error
-
-    def result(self) -> Validated:
-        """Return what `validate_batches` returned; raise what it raised."""
-        if self._error is not None:
-            raise self._error
-        return self._result
+def _run(validate: Callable[[], Validated], validation: Future[Validated]) -> None:
+    try:
+        validation.set_result(validate())
+    except BatchError as error:
+        validation.set_exception(error)
 
 
 def _append_at_once(
@@ -492,8 +474,8 @@ def _append(
         try:
             data, batches = validate(at_once=True)
         except TakesLong:
-            validation = _Validation(validate)
-            yield validation.run
+            validation: Future[Validated] = Future()
+            yield partial(_run, validate, validation)
             data, batches = validation.result()
         refusal = _check_transaction(context, transactional_id, partition, batches[0])
         if refusal is not None:
