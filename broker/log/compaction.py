@@ -190,7 +190,7 @@ def plan_compaction(log: PartitionLog, now_ms: int) -> CompactionPlan | None:
         state=state,
         tombstones_end=tombstones_end,
         aborted=tuple(log.producers.aborted.between(start, end)),
-        producers=frozenset(each.producer_id for each in log.producers.describe()),
+        producers=frozenset(log.producers.ids),
         config=config,
     )
 

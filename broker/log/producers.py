@@ -20,7 +20,7 @@ from .records import CorruptBatch, NewRecord, build_batch, parse_header, read_re
 from .results import LogCorrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from .records import BatchHeader
@@ -147,17 +147,6 @@ class SentBatch(NamedTuple):
     timestamp: int
 
 
-class ProducerDescription(NamedTuple):
-    """What is known of a producer; -1: none."""
-
-    producer_id: int
-    epoch: int
-    last_sequence: int
-    last_seen_ms: int
-    coordinator_epoch: int
-    transaction_first_offset: int
-
-
 class _Producer(msgspec.Struct):
     """`transaction_first_offset`: first offset of its open transaction, -1 without one.
 
@@ -168,7 +157,6 @@ class _Producer(msgspec.Struct):
     last_seen_ms: int
     sent: list[SentBatch]
     transaction_first_offset: int = _NONE
-    coordinator_epoch: int = _NONE
 
 
 class _Dump(msgspec.Struct):
@@ -192,8 +180,10 @@ class ProducerStates:
         self._before: dict[int, _Producer | None] = {}  # as of `keep`, those that changed since
         self.aborted = AbortedTransactions()
 
-    def __len__(self) -> int:
-        return len(self._producers)
+    @property
+    def ids(self) -> Collection[int]:
+        """The producers that are not forgotten."""
+        return self._producers.keys()
 
     @property
     def first_open_offset(self) -> int | None:
@@ -285,7 +275,6 @@ class ProducerStates:
         producers this way.
         """
         producer = self._seen(batch, now_ms)
-        producer.coordinator_epoch = marker.coordinator_epoch
         first_offset = self._open.pop(batch.producer_id, None)
         if first_offset is None:
             return
@@ -343,20 +332,6 @@ class ProducerStates:
         )
         for _, producer_id in idle[: MOST_PRODUCERS // 4]:
             del self._producers[producer_id]
-
-    def describe(self) -> list[ProducerDescription]:
-        """Return all producers."""
-        return [
-            ProducerDescription(
-                producer_id,
-                producer.epoch,
-                producer.sent[-1].last_sequence if producer.sent else _NONE,
-                producer.last_seen_ms,
-                producer.coordinator_epoch,
-                producer.transaction_first_offset,
-            )
-            for producer_id, producer in self._producers.items()
-        ]
 
     def dump(self) -> bytes:
         """Return the whole state, for `load`."""

@@ -236,7 +236,7 @@ def _topics(topics: Topics) -> Iterator[Metric]:
     for topic, some in ((each.name, [p.log for p in each.partitions]) for each in topics.all):
         syncs.add_metric((topic,), sum(log.syncs.number for log in some))
         seconds.add_metric((topic,), sum(log.syncs.seconds for log in some))
-        producers.add_metric((topic,), sum(len(log.producers) for log in some))
+        producers.add_metric((topic,), sum(len(log.producers.ids) for log in some))
         for policy, done in (
             ("retention", [log.retained for log in some]),
             ("compaction", [log.compacted for log in some]),

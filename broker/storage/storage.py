@@ -103,7 +103,7 @@ class BrokerStorage:
 
     def _used_producer_ids(self) -> Iterator[int]:
         for partition in self.topics.partitions:
-            yield from (each.producer_id for each in partition.log.producers.describe())
+            yield from partition.log.producers.ids
         for transaction in self.transactions:
             yield transaction.producer.producer_id
             yield transaction.producer_afterwards.producer_id

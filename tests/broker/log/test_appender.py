@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
@@ -223,7 +224,7 @@ def test_a_failed_write_is_undone_without_reading_the_log(
             log.flush_pending()
         retried = append(log, [b"again"], timestamps=[30], producer=(5, 0, 20))
     assert (retried.first_offset, retried.duplicate) == (20, False)
-    assert [each.producer_id for each in log.producers.describe()] == [5]
+    assert list(log.producers.ids) == [5]
     assert log.offset_of_max_timestamp() == (20, 30)
     assert log.offset_for_timestamp(10) == (10, 10)
     assert log.offset_for_timestamp(40) is None
@@ -272,7 +273,8 @@ def begun(log: PartitionLog) -> PartitionLog:
 
 
 def state(log: PartitionLog) -> tuple[Any, ...]:
-    producers = [each._replace(last_seen_ms=0) for each in log.producers.describe()]
+    dump = msgspec.msgpack.decode(log.producers.dump())
+    producers = {key: {**each, "last_seen_ms": 0} for key, each in dump["producers"].items()}
     data = bytes(log.read(0, 2**20, min_one=True).data)
     return log.next_offset, data, log.segment_count, producers, log.offset_of_max_timestamp()
 

@@ -295,9 +295,9 @@ def test_retention_forgets_idle_producers(open_log: OpenLog, append: Append) -> 
     log = open_log(KEEP)
     append(log, [b"a"], producer=(1, 0, 0), now_ms=NOW_MS)
     do_now(log.retention(NOW_MS + DEFAULT_PRODUCER_EXPIRATION_MS - 1))
-    assert len(log.producers) == 1
+    assert len(log.producers.ids) == 1
     do_now(log.retention(NOW_MS + DEFAULT_PRODUCER_EXPIRATION_MS))
-    assert len(log.producers) == 0
+    assert len(log.producers.ids) == 0
 
 
 def test_retention_makes_room_on_a_full_disk(

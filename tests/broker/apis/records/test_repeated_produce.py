@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from unittest.mock import patch
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
@@ -193,7 +194,12 @@ class Side:
                 partition.log.next_offset,
                 partition.high_watermark,
                 partition.produced_bytes,
-                [each._replace(last_seen_ms=0) for each in partition.log.producers.describe()],
+                [
+                    {**each, "last_seen_ms": 0}
+                    for each in msgspec.msgpack.decode(partition.log.producers.dump())[
+                        "producers"
+                    ].values()
+                ],
             )
             for partition in sorted(self.broker.topics.partitions, key=lambda p: (p.topic, p.index))
         ]
