@@ -86,6 +86,7 @@ class DestinationColumns:
         target: returns what a column takes.
         taken: names that no new column may have, in any case, nor those of known columns, as Spark reads
             them; None: case matters.
+        letters: the rows are failed records, of which a value that does not fit is replaced.
     """
 
     destination: str
@@ -94,6 +95,7 @@ class DestinationColumns:
     stored: Callable[[Any], Any] = stored_type
     target: Callable[[pa.Field[Any]], TargetColumn] = target_of
     taken: Collection[str] | None = None
+    letters: bool = False
     _lock: Lock = field(default_factory=Lock)
 
     def fit(self, rows: pa.Table) -> Fitted:
@@ -107,7 +109,7 @@ class DestinationColumns:
             if self.reread is None:
                 self.schema = schema
         targets = [self.target(each) for each in schema]
-        fitted = Choice((), problems=problems).fit(rows, targets)
+        fitted = Choice((), problems=problems).fit(rows, targets, letters=self.letters)
         if not targets:
             reason = f"{self.destination} has no column for it yet: it has no value but empty ones"
             refused = dict.fromkeys(range(rows.num_rows), reason) | fitted.refused

@@ -158,7 +158,7 @@ class ParquetWriter(RangeWriter):
                 f"{context.stage}: a file in {self} cannot be read: {error}. Remove it, or set schema="
             ) from error
         self._directory = directory
-        self._columns = DestinationColumns(str(self), schema)
+        self._columns = DestinationColumns(str(self), schema, letters=self.takes_letters)
         if schema is not None:
             stored = {field.name: field.type for field in schema}
             context.for_sinks.tell_types(context.stage, stored)

@@ -12,7 +12,7 @@ import structlog
 from ...errors import KmrError, SinkError, StrategyError, reason_of
 from ...reducers.collect import Collecting
 from ...reducers.finding import Finding
-from ...reducers.reducer import Retry
+from ...reducers.reducer import ERROR_STAGE, Retry
 from ...reducers.sink import (
     AT_LEAST_ONCE_ON_SPARK,
     NEW,
@@ -257,6 +257,8 @@ class SparkWriter(Collecting, Sink):
             self.session.use(context.for_sinks.session)
         declared = await declared_columns(context) if self._changes is not None else None
         await run_in_thread(self._open, declared)
+        if self._destination is not None:
+            self._destination.columns.letters = context.stage == ERROR_STAGE
         if (
             self._destination is not None
             and (schema := self._destination.columns.schema) is not None

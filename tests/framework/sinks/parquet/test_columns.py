@@ -133,3 +133,13 @@ def test_null_does_not_fit_a_column_that_cannot_be_null_and_bad_rows_may_have_it
     }
     assert fitted.kept().schema == needed
     assert fitted.kept().to_pylist() == [{"id": 1, "n": 1}]
+
+
+def test_a_failed_record_is_never_refused_for_its_values() -> None:
+    schema = pa.schema([("value", pa.string()), ("offset", pa.int8()), ("reason", pa.string())])
+    rows = pa.table({"value": ["a"], "offset": [300], "reason": ["late"]})
+    assert list(DestinationColumns("/x", schema).fit(rows).refused) == [0]
+    fitted = DestinationColumns("/x", schema, letters=True).fit(rows)
+    assert fitted.kept().to_pylist() == [
+        {"value": "a", "offset": None, "reason": "late (not stored: offset 300)"}
+    ]
