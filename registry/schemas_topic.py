@@ -65,6 +65,7 @@ class SchemasTopic:
         self._failure = ""
         self._progress = anyio.Event()
         self._consumer: AIOKafkaConsumer
+        self._ends: AIOKafkaConsumer
         self._producer: AIOKafkaProducer | None = None
         self._stack = AsyncExitStack()
 
@@ -77,8 +78,11 @@ class SchemasTopic:
                 self._consumer = AIOKafkaConsumer(
                     **self._client, auto_offset_reset="none", enable_auto_commit=False
                 )
-                await self._consumer.start()
-                stack.push_async_callback(self._consumer.stop)
+                # A connection of its own: on that of the consumer a question waits for the end of a fetch.
+                self._ends = AIOKafkaConsumer(**self._client)
+                for each in (self._consumer, self._ends):
+                    await each.start()
+                    stack.push_async_callback(each.stop)
                 stack.push_async_callback(self._close_producer)
                 await self._open_producer()
                 self._consumer.assign([_PARTITION])
@@ -117,7 +121,7 @@ class SchemasTopic:
     async def catch_up(self) -> None:
         """Wait until all records that can be read now are applied. Raises RequestRefused."""
         try:
-            end = (await self._consumer.end_offsets([_PARTITION]))[_PARTITION]
+            end = (await self._ends.end_offsets([_PARTITION]))[_PARTITION]
         except (KafkaError, OSError) as error:
             raise RequestRefused(
                 STORE_FAILED, f"{SCHEMAS_TOPIC} cannot be read: {error}"

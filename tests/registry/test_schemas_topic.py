@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from kmr.broker import Broker, BrokerError, BrokerSettings
+from kmr.broker import Broker, BrokerError, BrokerSettings, Fault
 from kmr.broker.cli.registry import registry_beside
 from kmr.broker.log.records import read_records
 from kmr.registry.records import SchemaKey, SchemaValue, encode_record
@@ -46,6 +47,14 @@ async def test_the_topic_is_created_compacted_with_one_partition(served: Served)
     assert topic is not None
     assert len(topic.partitions) == 1
     assert topic.settings == {"cleanup.policy": "compact"}
+
+
+async def test_a_request_does_not_wait_for_the_end_of_a_fetch(served: Served, rest: Rest) -> None:
+    await rest.register("s", '{"type": "int"}')
+    served.broker.faults.add(Fault(api="Fetch", delay=60))
+    async with asyncio.timeout(20):
+        for _ in range(3):  # the first ones may come before the fetch that does not end
+            await rest.refused("POST", "/subjects/s/versions", {"schema": '{"type": "string"}'})
 
 
 async def test_changes_are_records_in_confluents_format(served: Served, rest: Rest) -> None:
