@@ -86,7 +86,7 @@ def _nbytes(rows: Any) -> int:
     if not pa.types.is_union(rows.type):
         return int(rows.nbytes)
     codes, offsets = _tags(rows)
-    counts = np.bincount(codes)
+    counts = np.bincount(codes) if rows.type.num_fields > 1 else np.array([len(codes)])
     size = _TAG_BYTES * len(rows)
     for code in np.flatnonzero(counts).tolist():
         first = int(offsets[np.argmax(codes == code)])
@@ -169,18 +169,25 @@ def _members(
     union: Any, places: NDArray[np.int64]
 ) -> Iterator[tuple[str, pa.Array[Any], NDArray[np.int64]]]:
     codes, offsets = _tags(union)
-    by_code = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes)).tolist()
-    for code, (begin, end) in enumerate(pairwise([0, *ends])):
-        if begin == end:
-            continue
+    for code, ours in _rows_by_code(codes, union.type.num_fields):
         member = union.type.field(code)
-        ours = by_code[begin:end]
         rows = _rows_at(union.field(code), offsets.take(ours))
         if pa.types.is_union(member.type):
             yield from _members(rows, places.take(ours))
         else:
             yield member.name, rows, places.take(ours)
+
+
+def _rows_by_code(codes: NDArray[np.int8], members: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Return the number of each member that has rows, and the places of its rows."""
+    if members == 1:
+        by_code, ends = np.arange(len(codes)), [len(codes)]
+    else:
+        by_code = np.argsort(codes, kind="stable")
+        ends = np.cumsum(np.bincount(codes)).tolist()
+    for code, (begin, end) in enumerate(pairwise([0, *ends])):
+        if begin < end:
+            yield code, by_code[begin:end]
 
 
 def _tags(union: Any) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
