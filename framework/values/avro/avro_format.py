@@ -166,7 +166,10 @@ class Avro(ValueFormat):
         return encode_datums(rows, parsed, named, encode)
 
     def _decoder(self) -> _Decoder:
-        return self._made.get(lambda: _Decoder(*self._reader(), self._registry))
+        try:
+            return self._made.get(lambda: _Decoder(*self._reader(), self._registry))
+        except RecursionError:
+            raise StrategyError("Avro: the reader's schema is nested too deep") from None
 
     def _reader(self) -> tuple[Schema, NamedTypes]:
         if self._given is not None:
@@ -289,7 +292,7 @@ def _as_json(schema: object) -> Schema:
             return schema  # the name of a primitive type
         try:
             return msgspec.json.decode(schema)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise StrategyError(f"Avro: the schema is not JSON: {error}") from error
     if isinstance(schema, dict | list):
         return schema

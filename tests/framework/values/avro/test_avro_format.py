@@ -331,6 +331,16 @@ def test_logical_types_that_are_not_valid_are_ignored_and_a_union_of_nothing_is_
     assert rows_of(Avro(schema), value)[0] == rows
 
 
+def test_a_schema_that_is_nested_too_deep_is_refused() -> None:
+    with pytest.raises(StrategyError, match="not JSON: maximum recursion depth"):
+        Avro('{"type":"array","items":' * 3000 + '"int"' + "}" * 3000)
+    deep: Any = "int"
+    for _ in range(450):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(StrategyError, match=r"nested too deep|RecursionError"):
+        _ = Avro(deep).schema
+
+
 def test_a_record_without_fields_has_no_columns() -> None:
     with pytest.raises(StrategyError, match="R has no fields"):
         _ = Avro(record("R", "int")).schema

@@ -38,6 +38,7 @@ _STRICTER = (
     "not UTF-8",
     "has not all digits of",
     "more digits than the reader's unit",
+    "longer than 64 bits",
 )
 """Reasons for what fastavro reads: we look at all bytes, keep ranges, and do not round."""
 

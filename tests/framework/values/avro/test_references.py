@@ -61,7 +61,7 @@ def _registered(schema: Any, choices: Random) -> RegisteredSchema:
     assert is_named(schema)
     # The name of a reference is free.
     references = [
-        SchemaReference(choices.choice([name, f"{choices.random()}"]), name, 1)
+        SchemaReference(choices.choice([name, f"{name} as {choices.random()}"]), name, 1)
         for name in dict.fromkeys(names)
     ]
     return RegisteredSchema(json.dumps(schema), references=tuple(references))
