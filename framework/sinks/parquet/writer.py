@@ -13,7 +13,7 @@ from ...reducers.reducer import Retry
 from ...service.storage import without_secrets
 from ...service.threads import run_in_thread
 from ..ranges import RangeWriter
-from .columns import DestinationColumns
+from .columns import DestinationColumns, stored_type
 from .files import (
     DEFAULT_MAX_AGE,
     DEFAULT_MAX_BYTES,
@@ -157,6 +157,13 @@ class ParquetWriter(RangeWriter):
             raise StrategyError(
                 f"{context.stage}: a file in {self} cannot be read: {error}. Remove it, or set schema="
             ) from error
+        for field in schema or ():
+            try:
+                stored_type(field.type)
+            except StrategyError as error:
+                raise StrategyError(
+                    f"{context.stage}: column {field.name} of {self}: {error}"
+                ) from None
         self._directory = directory
         self._columns = DestinationColumns(str(self), schema, letters=self.takes_letters)
         if schema is not None:

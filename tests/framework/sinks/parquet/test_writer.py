@@ -244,6 +244,16 @@ async def test_a_broken_file_that_would_show_the_columns_is_named(
         await opened(tmp_path, context)
 
 
+async def test_a_declared_type_that_parquet_lacks_is_named_at_the_start(
+    tmp_path: Path, context: Context
+) -> None:
+    schema = pa.schema([("v", pa.sparse_union([pa.field("n", pa.int8())]))])
+    with pytest.raises(
+        StrategyError, match=r"column v of .*: Parquet has no type for sparse_union"
+    ):
+        await opened(tmp_path, context, schema=schema)
+
+
 async def test_each_value_of_a_partition_column_has_a_directory_or_its_row_is_refused(
     tmp_path: Path, context: Context
 ) -> None:
