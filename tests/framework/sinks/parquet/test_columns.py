@@ -125,7 +125,7 @@ def test_only_rows_with_a_value_of_a_type_that_parquet_lacks_are_refused() -> No
 
 
 def test_null_does_not_fit_a_column_that_cannot_be_null_and_bad_rows_may_have_it() -> None:
-    needed = pa.schema([pa.field("id", pa.int8(), nullable=False), ("n", pa.int8())])
+    needed = pa.schema([pa.field("id", pa.int8(), nullable=False), pa.field("n", pa.int8())])
     fitted = DestinationColumns("/x", needed).fit(pa.table({"id": [1, None, 300], "n": [1, 2, 3]}))
     assert fitted.refused == {
         1: "column id (int8) cannot be null",
@@ -136,7 +136,12 @@ def test_null_does_not_fit_a_column_that_cannot_be_null_and_bad_rows_may_have_it
 
 
 def test_a_failed_record_is_never_refused_for_its_values() -> None:
-    schema = pa.schema([("value", pa.string()), ("offset", pa.int8()), ("reason", pa.string())])
+    kinds: dict[str, pa.DataType] = {
+        "value": pa.string(),
+        "offset": pa.int8(),
+        "reason": pa.string(),
+    }
+    schema = pa.schema(kinds)
     rows = pa.table({"value": ["a"], "offset": [300], "reason": ["late"]})
     assert list(DestinationColumns("/x", schema).fit(rows).refused) == [0]
     fitted = DestinationColumns("/x", schema, letters=True).fit(rows)
