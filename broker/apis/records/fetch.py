@@ -36,7 +36,7 @@ from ...protocol.fetch_response import (
 from ...topics.topic import Watch
 from ...turns import in_turns
 from ..api import LEADER_EPOCH, SMALL_BYTES, RawApi, Reply, read_error
-from .fetch_sessions import Resting, are_resting
+from .fetch_sessions import IDLE, Resting, are_resting
 from .long_poll import Lacking, LongPoll
 from .plain_fetch import MOST_PARTITIONS, READ_COMMITTED, PlainFetch, readable
 
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from .fetch_sessions import FetchSession, Topics
 
 _READER = b"reader"
-_IDLE = b"idle"
 _LEAST_BYTES = 64 * 1024  # of records in a response, while memory is short
 _FIRST_WITH_IDS = 13
 _FEW_PARTITIONS = 500  # are looked up in one turn
@@ -132,7 +131,7 @@ class _Filling:
 def _fetch(context: RequestContext, body: memoryview) -> Reply:
     if len(body) > SMALL_BYTES:
         return Reply(later=_fetch_many(context, bytes(body)))
-    idle: _Idle | None = context.remembered.get(_IDLE)
+    idle: _Idle | None = context.remembered.get(IDLE)
     if idle is not None and len(idle.body) == len(body) and idle.body == bytes(body):
         return _answered(Fetch(context, idle.request, idle))
     request = _read(context, body)
@@ -538,7 +537,7 @@ class Fetch:
                 session.rest(resting)
         elif self._body and (resting := self._without_news(topics)):
             idle = _Idle(self._body, self._request, resting, bytes(response))
-            self._context.remembered[_IDLE] = idle
+            self._context.services.fetch_sessions.remember_idle(self._context.remembered, idle)
         return Reply(response, partial(self.buffers.put, filling.buffer))
 
     def _without_news(self, topics: _Topics) -> list[Resting]:

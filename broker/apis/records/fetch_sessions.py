@@ -10,10 +10,11 @@ take the place of a small one.
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass, field
 from itertools import groupby
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +34,10 @@ MOST_PARTITIONS: Final = 200_000
 """Partitions of all sessions together; each takes about 400 bytes. Kafka has no such limit."""
 
 _LARGEST = 2**31 - 1
+
+MOST_IDLE: Final = 2000
+"""Fetches without a session whose responses are remembered; each takes up to 30 KiB."""
+IDLE: Final = b"idle"
 
 Topics: TypeAlias = "Sequence[tuple[TopicKey, Sequence[FetchPartition]]]"
 
@@ -148,6 +153,7 @@ class FetchSessions:
         self._most = most
         self._most_partitions = most_partitions
         self._clock = clock
+        self._idle: deque[dict[bytes, Any]] = deque()
         self._sessions: dict[int, FetchSession] = {}  # the one that was used last at the end
 
     def __len__(self) -> int:
@@ -183,6 +189,14 @@ class FetchSessions:
             del self._sessions[oldest.session_id]
             self.evictions += 1
         return True
+
+    def remember_idle(self, memory: dict[bytes, Any], idle: object) -> None:
+        """Keep a fetch without a session that found nothing in the memory of its client, as `IDLE`."""
+        if IDLE not in memory:
+            self._idle.append(memory)
+            if len(self._idle) > MOST_IDLE:
+                self._idle.popleft().pop(IDLE, None)
+        memory[IDLE] = idle
 
     def use(self, session_id: int) -> FetchSession | None:
         """Return a session that continues."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker, BrokerSettings
-from kmr.broker.apis.records.fetch_sessions import FetchSession, FetchSessions
+from kmr.broker.apis.records.fetch_sessions import IDLE, FetchSession, FetchSessions
 from kmr.broker.authorization.rules import write_rules
 from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.records import NewRecord, build_batch, read_records, split_batches
@@ -474,3 +474,11 @@ async def test_a_session_at_rest_below_an_open_transaction_wakes_for_a_reader_of
     assert consumer.read[0] == []
     assert await consumer.told(isolation_level=0) == [0]
     assert consumer.read[0] == [b"a"]
+
+
+def test_so_many_fetches_without_a_session_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kmr.broker.apis.records.fetch_sessions.MOST_IDLE", 2)
+    sessions, memories = FetchSessions(), [dict[bytes, Any]() for _ in range(3)]
+    for memory in (*memories[:2], memories[0], memories[2]):
+        sessions.remember_idle(memory, "found nothing")
+    assert [IDLE in memory for memory in memories] == [False, True, True]
