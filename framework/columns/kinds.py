@@ -192,9 +192,8 @@ class Lists:
     """
 
     def __init__(self, array: Array) -> None:
-        if pa.types.is_map(
-            array.type
-        ):  # a cast refuses null objects with fields that are never null
+        if pa.types.is_map(array.type):
+            # A cast would refuse null objects with fields that are never null.
             entries: Any = array.values
             pairs = pa.StructArray.from_arrays(
                 [pc.struct_field(entries, [at]) for at in range(2)], ["key", "value"]

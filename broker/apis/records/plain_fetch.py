@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 MOST_PARTITIONS: Final = 9
 READ_COMMITTED: Final = 1
-_FEW_BYTES: Final = (
-    64 * 1024
-)  # of records: on a busy broker the response waits for a moment, and has more
+_FEW_BYTES: Final = 64 * 1024
+"""Of records: on a busy broker the response waits for a moment, and has more."""
 
 
 def readable(context: RequestContext, key: TopicKey) -> tuple[Sequence[Partition], ErrorCode]:
