@@ -58,6 +58,9 @@ COORDINATES = pa.schema([SCHEMA.field(name) for name in (*OFFSET_COLUMNS, "times
 PLACED: Final = {b"kmr": b"has the coordinates of its records"}
 """Metadata of a table whose columns topic, partition and offset are known to be those of the records."""
 
+TIME_COLUMNS: Final = ("offset", "timestamp")
+"""The columns that tell the times of records."""
+
 _OF_RECORDS = {b"kmr": b"each row is of one record"}
 
 
@@ -168,6 +171,7 @@ class Batch:
     __slots__ = (
         "_load",
         "_records",
+        "_times",
         "first",
         "last",
         "max_timestamp_ms",
@@ -202,6 +206,7 @@ class Batch:
         self.part = part
         self._load: Callable[[], pa.RecordBatch] | None = load
         self._records: pa.RecordBatch | None = None
+        self._times: pa.RecordBatch | None = None
 
     @classmethod
     def of(cls, records: pa.RecordBatch) -> Batch:
@@ -233,6 +238,15 @@ class Batch:
             records = self._records = load() if load is not None else self.records
             self._load = self.part = None  # they keep the response in memory
         return records
+
+    @property
+    def times(self) -> pa.RecordBatch:
+        """The records, or only their `TIME_COLUMNS`."""
+        return self.records if self._times is None else self._times
+
+    def keep_times(self, times: pa.RecordBatch) -> None:
+        """Keep `times` of records that were decoded with those of other batches, and not here."""
+        self._times = times
 
     def slice(self, first: int, last: int) -> Batch:
         """Return the part `[first, last]` of the range, both inclusive. It decodes nothing yet.
@@ -454,8 +468,9 @@ class Rows:
 
     def record_times(self) -> pa.ChunkedArray[Any]:
         """Return the timestamp of each row's record. Only of rows with `offsets` and `sources`."""
-        offsets = np.concatenate([batch.offsets() for batch in self.sources])
-        times = pa.chunked_array([b.records.column("timestamp") for b in self.sources])
+        records = [batch.times for batch in self.sources]
+        offsets = pa.chunked_array([each.column("offset") for each in records]).to_numpy()
+        times = pa.chunked_array([each.column("timestamp") for each in records])
         order = np.argsort(offsets, kind="stable")
         assert self.offsets is not None  # noqa: S101  the callers have looked
         return times.take(order[np.searchsorted(offsets, self.offsets, sorter=order)])
@@ -506,7 +521,7 @@ def _offsets_of(parts: Sequence[Rows]) -> NDArray[np.int64]:
 
 def _times_of(parts: Sequence[Rows], lengths: Sequence[int]) -> pa.Array[Any]:
     """Return the timestamp of each row's record, which is in the sources of the row's part."""
-    records = [batch.records for rows in parts for batch in rows.sources]
+    records = [batch.times for rows in parts for batch in rows.sources]
     part_of = np.repeat(np.arange(len(parts)), [len(rows.sources) for rows in parts])
     sizes = np.array([each.num_rows for each in records])
     keys = pa.chunked_array([each.column("offset") for each in records]).to_numpy()

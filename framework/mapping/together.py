@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ..errors import StrategyError
 from ..formats.batch_decoder import decode_together
-from ..record import ROW_OVERHEAD
+from ..record import ROW_OVERHEAD, TIME_COLUMNS
 from .collecting import CollectedRows
 from .functions import apply
 from .results import NO_OFFSETS, Failure, MapResult, bytes_made, from_rows
@@ -129,6 +129,9 @@ class Together:
             if decoded is not None:
                 joined, counts = decoded
                 self._starts = np.concatenate([[0], np.cumsum(counts)])
+                times = joined.select(TIME_COLUMNS)
+                for batch, start, count in zip(self.batches, self._starts, counts, strict=False):
+                    batch.keep_times(times.slice(int(start), int(count)))
                 if self._spec.branching is None and (
                     self._spec.per != "batch" or self._spec.across
                 ):

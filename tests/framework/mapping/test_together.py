@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 
 from kmr import Json, Strategy
 from kmr.errors import StrategyError
+from kmr.formats.batch_decoder import BatchDecoder
+from kmr.formats.columns import Row as EncodedRow
 from kmr.mapping.functions import apply, map_batch, map_record
 from kmr.mapping.stop import Stop
 from kmr.mapping.together import MappedBatch, Together, can_share
-from kmr.record import Batch, Record
+from kmr.record import TIME_COLUMNS, Batch, Record
 from kmr.testing import Journal, MemoryWriter, batch_of
+from tests.framework.formats.encoding import BatchSpec
 
 if TYPE_CHECKING:
     from kmr.mapping.results import MapResult
@@ -173,6 +176,24 @@ def test_each_batch_becomes_what_it_becomes_alone(name: str, picks: list[list[in
         same(outcome, apply(strategy.map, batch.records, strategy.map_spec))
         assert isinstance(outcome, MappedBatch)
         assert outcome.records == len(batch)
+
+
+def test_the_times_of_records_that_were_decoded_together_are_not_decoded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def batches() -> list[Batch]:
+        decoder = BatchDecoder()
+        rows = [EncodedRow(offset, 1_000 + offset, 0, None, b"a", []) for offset in (3, 5)]
+        data = BatchSpec(base=3, last=5, rows=rows).encode()
+        found = [decoder.batch("t", partition, data, 3) for partition in (0, 1)]
+        return [each for each in found if each is not None]
+
+    alone = [each.records.select(TIME_COLUMNS) for each in batches()]
+    together = batches()
+    strategy = STRATEGIES["plain"]
+    Together(strategy.map, strategy.map_spec, together, Stop()).work()
+    monkeypatch.setattr(Batch, "records", property(lambda batch: pytest.fail(f"decoded {batch}")))
+    assert [each.times for each in together] == alone
 
 
 @pytest.mark.parametrize("name", ["plain", "mixed", "per_batch"])
