@@ -58,7 +58,7 @@ COORDINATES = pa.schema([SCHEMA.field(name) for name in (*OFFSET_COLUMNS, "times
 PLACED: Final = {b"kmr": b"has the coordinates of its records"}
 """Metadata of a table whose columns topic, partition and offset are known to be those of the records."""
 
-TIME_COLUMNS: Final = ("offset", "timestamp")
+TIME_COLUMNS: Final = ("offset", "timestamp", "timestampType")
 """The columns that tell the times of records."""
 
 _OF_RECORDS = {b"kmr": b"each row is of one record"}
@@ -285,7 +285,7 @@ class Batch:
 
     def offsets(self) -> NDArray[np.int64]:
         """Return the offset of every row."""
-        column = self.records.column("offset")
+        column = self.times.column("offset")
         return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
 
     def __len__(self) -> int:
@@ -468,12 +468,7 @@ class Rows:
 
     def record_times(self) -> pa.ChunkedArray[Any]:
         """Return the timestamp of each row's record. Only of rows with `offsets` and `sources`."""
-        records = [batch.times for batch in self.sources]
-        offsets = pa.chunked_array([each.column("offset") for each in records]).to_numpy()
-        times = pa.chunked_array([each.column("timestamp") for each in records])
-        order = np.argsort(offsets, kind="stable")
-        assert self.offsets is not None  # noqa: S101  the callers have looked
-        return times.take(order[np.searchsorted(offsets, self.offsets, sorter=order)])
+        return pa.chunked_array([_times_of([self], [len(self)])])
 
 
 def with_coordinates(parts: Iterable[Rows], names: Sequence[str]) -> Iterator[pa.Table]:

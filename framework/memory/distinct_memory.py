@@ -133,7 +133,7 @@ class DistinctMemory:
         name = self.distinct.time
 
         def recorded() -> pa.Array[Any]:
-            return batch.records.column("timestamp").take(np.searchsorted(batch.offsets(), offsets))
+            return batch.times.column("timestamp").take(np.searchsorted(batch.offsets(), offsets))
 
         if name is None:
             times: NDArray[np.int64] = recorded().cast(pa.int64()).to_numpy(zero_copy_only=False)

@@ -72,7 +72,7 @@ def _lowest(batch: Batch) -> int:
 
 
 def _numbers(batch: Batch, name: str) -> NDArray[np.int64]:
-    column: Any = batch.records.column(name)
+    column: Any = batch.times.column(name)
     if column.null_count:
         column = column.drop_null()
     numbers: NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
