@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .columns.fitting import known_to_kernels
+from .columns.reasons import ZONED_TIME_OF_DAY
 from .columns.texts import excerpt
 from .errors import StrategyError, reason_of
 
@@ -155,7 +156,7 @@ def _changed(values: Any) -> str | None:
     if times and not {int, np.int64}.isdisjoint(classes):
         return "numbers beside times would be times; return only one"
     if time in times and any(getattr(each, "tzinfo", None) is not None for each in values):
-        return "a time of day with a zone has no type; return a datetime"
+        return ZONED_TIME_OF_DAY
     if Decimal in classes and any(isinstance(each, Decimal) and each.is_nan() for each in values):
         return "NaN is no decimal; return None for null"
     return None

@@ -178,7 +178,10 @@ class Durability:
         return end, rolled
 
     def _open_files(self, segments: Iterable[Segment], files: list[int]) -> None:
-        """Open what has to be synced, in this order. The segments may be closed during the sync."""
+        """Open the files to sync, and the directories where names have changed.
+
+        The descriptors are our own: the segments may be closed during the sync.
+        """
         try:
             for segment in segments:
                 files.append(os.dup(segment.descriptor))  # noqa: PERF401  those before a failure count

@@ -15,7 +15,7 @@ STILL_SECONDS: Final = 5.0
 
 _SMALL_BYTES: Final = 4 * 1024
 _GROWTH: Final = 4
-"""A buffer is at most so many times as large as what has arrived."""
+"""How many times as large as the bytes that have arrived a buffer may be."""
 _BEGUN_BYTES: Final = 16 * 1024
 _USUAL_BYTES: Final = 1024 * 1024
 """Once `_BEGUN_BYTES` have arrived, a buffer may have this size: usual requests are not copied twice."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .casting import Cast
     from .kinds import Array, Mask
 
+ZONED_TIME_OF_DAY: Final = "a time of day with a zone has no type; return a datetime"
 _QUOTED_ROWS: Final = 1_000  # further rows of a column share one reason
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ..column_types import TypeChoice, choose_type, common_type, join_tables, least_misfits
 from ..columns.kinds import is_nested, null_rows, twice, whole
+from ..columns.reasons import ZONED_TIME_OF_DAY
 from ..columns.texts import excerpt
 from ..errors import StrategyError, as_exception, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
@@ -334,9 +335,7 @@ def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
     rows_of_class: dict[Any, list[int]] = {}
     for row, value in enumerate(values):
         if isinstance(value, time) and _has_zone(value):
-            refused[row] = (
-                f"{excerpt(value)}: a time of day with a zone has no type; return a datetime"
-            )
+            refused[row] = f"{excerpt(value)}: {ZONED_TIME_OF_DAY}"
         elif value is not None:
             rows_of_class.setdefault((type(value), _has_zone(value)), []).append(row)
     rows_of_type: dict[pa.DataType, list[int]] = {}

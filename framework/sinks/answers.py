@@ -187,8 +187,8 @@ def of_sqlstate(state: str, text: str, detail: str | None = None) -> Answer:
     return Answer(kind, reason, about_values=state.startswith(_POSTGRES_VALUES))
 
 
-class DoesNotFit(Exception):
-    """Some of the rows do not fit a destination; which ones is not known. The message says why."""
+class PartRefused(Exception):
+    """A destination refuses some of the rows of a part; which ones is not known. The message says why."""
 
 
 # Spark: values that cannot be cast, constraints, and texts that are too long for their column.
@@ -202,7 +202,7 @@ _SPARK_VALUES: Final = re.compile(
 def refusal_of_spark(error: Exception) -> str | None:
     """Return why Spark refuses rows for a value in them; None if an error is about something else."""
     text = str(error)
-    if isinstance(error, DoesNotFit):
+    if isinstance(error, PartRefused):
         return one_line(text)
     found = _SPARK_VALUES.search(text)
     return None if found is None else one_line(found[1] or found[2])

@@ -15,6 +15,7 @@ import pyarrow as pa
 from ..columns.casting import Misfit
 from ..columns.fitting import fit
 from ..columns.kinds import either, is_bytes, is_list, is_nested, is_text
+from ..columns.reasons import ZONED_TIME_OF_DAY
 from ..columns.texts import excerpt
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def changed(values: list[Any], kind: Any) -> dict[int, str]:
         rows = [] if _are_plain(values, kind) else _changed_inside(values, kind)
         return {row: cannot_hold(kind, values[row]) for row in rows}
     refused = {
-        row: f"{excerpt(value)}: a time of day with a zone has no type; return a datetime"
+        row: f"{excerpt(value)}: {ZONED_TIME_OF_DAY}"
         for row, value in enumerate(values if time in classes else ())
         if isinstance(value, time) and value.tzinfo is not None
     }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Lacking(NamedTuple):
     """What a fetch waits for: its partitions have to grow by some bytes, it needs a buffer, or nothing.
 
-    Then it has records, but so few that those of the requests that are here already shall go with them.
+    A fetch that waits for nothing has few records, and takes with it those of the requests that are here.
     """
 
     partitions: Sequence[Partition] = ()
@@ -55,7 +55,8 @@ class LongPoll:
         elif lacking.missing_bytes:
             self._watch = Watch(lacking.partitions, lacking.missing_bytes, self._due)
             self._watch.begin()
-        else:  # the next turn ends with the write of what is appended in this one
+        else:
+            # Records that are appended in this turn are written at the end of the next one.
             self._loop.call_soon(self._due)
 
     def _due(self) -> None:

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     Steps: TypeAlias = Iterable[Step]
     Validated: TypeAlias = tuple[memoryview | bytearray, list[BatchHeader]]
     _Answer: TypeAlias = tuple["_Repeated", int, int]
-    """What is repeated, the correlation id, and where the answer begins."""
+    """The earlier request, the correlation id of the one that repeats it, and where its answer begins."""
 
 KEY = 0
 REPEATER = b"repeater"

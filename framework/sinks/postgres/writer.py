@@ -556,9 +556,8 @@ class PostgresWriter(RangeWriter):
         kept = fitted.kept()
         copied = copying(columns)
         answers = await copied.write(kept)
-        if (
-            self._changes is None
-        ):  # a delete of a key that is not there, and a key alone, store nothing
+        # Changes may store nothing: a delete of a key that is not there, or a key alone.
+        if self._changes is None:
             self.leaving_out.of_table(self, len(kept) - len(answers) - copied.stored)
         refused = dict(fitted.refused)
         general |= fitted.general

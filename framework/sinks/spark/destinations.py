@@ -21,7 +21,7 @@ from ...columns.fitted import TargetColumn
 from ...columns.kinds import either, is_nested, rows_where
 from ...errors import StrategyError
 from ...service.storage import HIDDEN
-from ..answers import DoesNotFit
+from ..answers import PartRefused
 from ..parquet.columns import DestinationColumns
 from ..parquet.files import open_directory, unnamed_partitions
 from .types import stored_type, target_of
@@ -79,11 +79,11 @@ class TableFiles:
         """Write the result of a transform of a part's rows.
 
         Raises:
-            DoesNotFit: some of it does not fit the table; nothing is written.
+            PartRefused: some of it does not fit the table; nothing is written.
         """
         made = frame.toArrow()
         for reason in _fitted(self.columns, made, self.directory.partition_by).refused.values():
-            raise DoesNotFit(f"a row of the transform does not fit: {reason}")
+            raise PartRefused(f"a row of the transform does not fit: {reason}")
         self.write(part, made)
 
     def doubles(self, _part: RangeRows) -> bool:

@@ -227,7 +227,7 @@ class Slots:
         joined = Slots(layout, 0)
         joined.cursors[0] = len(group) * rows
         places = self.bases[[each.first for each in group]] // rows
-        every = self.table[:, LEVEL].tolist().count(0) * rows
+        every = int(np.count_nonzero(self.table[:, LEVEL] == 0)) * rows
         joined.values = self.values[:every].reshape(-1, rows).take(places, axis=0).ravel()
         joined.valid = self.valid[:every].reshape(-1, rows).take(places, axis=0).ravel()
         wrong: list[SlotColumn] = []
@@ -492,8 +492,8 @@ def _copy_pieces(
         to = out_base + np.int64(offsets[row])
         left = np.int64(offsets[row + 1]) - np.int64(offsets[row])
         start = base + (pieces[row] >> 32 if left > 0 else np.int64(0))
-        # A block at a time, and one even for an empty text, which costs no branch. The next text overwrites
-        # what is beyond the end.
+        # Blocks are copied whole, and one even for an empty text, which saves a branch. The next text
+        # overwrites the bytes after the end of this one.
         while start + _BLOCK <= end:
             copy32(to, start)
             beyond = np.uint64(max(_BLOCK - left, np.int64(0)))

@@ -44,9 +44,8 @@ def _digits(at: Int, end: Int, limit: Int, mantissa: Int) -> tuple[Int, Int]:
     """Append digits to a mantissa; return the address of the first other byte, and the mantissa."""
     while at < end and at + 8 <= limit:
         word = load64(at) ^ _ZEROS
-        others = (
-            word | (word + _UP_FROM_TEN)
-        ) & _HIGHS  # the lowest mark is that of the first other byte
+        # Only the lowest mark is certain: that of the first byte that is no digit.
+        others = (word | (word + _UP_FROM_TEN)) & _HIGHS
         count = min(trailing_zeros(others) >> 3, end - at)
         if count == 0:
             return at, mantissa

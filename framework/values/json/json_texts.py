@@ -30,9 +30,8 @@ _ONE = np.uint64(1)
 
 _SPACE, QUOTE, _BACKSLASH, COMMA, COLON, MINUS = 32, 34, 92, 44, 58, 45
 OPEN, CLOSE, LIST, LIST_END = 123, 125, 91, 93
-_SIMPLE = np.zeros(
-    256, np.uint8
-)  # the character of an escape of two bytes; 0: it is no such escape
+# The character of an escape of two bytes, by the second of them; 0: it is no such escape.
+_SIMPLE = np.zeros(256, np.uint8)
 for _letter, _character in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
     _SIMPLE[_letter] = _character
 
@@ -293,7 +292,7 @@ def _copy_texts(
             while at < stop:
                 part = min(block + trailing_zeros(slashes), stop) - at
                 if at + BLOCK <= limit:
-                    copy32(out_base + to, at)  # what is beyond the part is overwritten
+                    copy32(out_base + to, at)  # the next part overwrites the bytes after this one
                 else:
                     for i in range(part):
                         out[to + i] = load8(at + i)

@@ -91,7 +91,7 @@ def test_what_is_read_by_any_schema_is_written_by_it_and_fastavro_reads_the_same
 
 
 _NOT_WRITTEN = r"is there twice|\(uuid\) cannot hold"
-"""Reasons for what is read: a map with a key twice, text that is no UUID."""
+"""Avro's decoder reads a map with a key twice and text that is no UUID; the encoder refuses both."""
 
 
 def test_lists_and_maps_of_nulls_are_written() -> None:

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf import (
-    any_pb2,
-    duration_pb2,
-    empty_pb2,
-    field_mask_pb2,
-    struct_pb2,
-    timestamp_pb2,
-    wrappers_pb2,
-)
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
@@ -22,18 +14,8 @@ if TYPE_CHECKING:
 
 F = FieldDescriptorProto
 KNOWN = [
-    each.DESCRIPTOR
-    for each in (
-        *(
-            any_pb2,
-            duration_pb2,
-            empty_pb2,
-            field_mask_pb2,
-            struct_pb2,
-            timestamp_pb2,
-            wrappers_pb2,
-        ),
-    )
+    import_module(f"google.protobuf.{name}_pb2").DESCRIPTOR
+    for name in ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers")
 ]
 SCALARS = [
     "int64", "uint64", "int32", "uint32", "sint64", "sint32", "fixed64", "sfixed64", "fixed32", "sfixed32",
@@ -55,7 +37,7 @@ def field(
 def all_kinds() -> FileDescriptorProto:
     """Return a file with the messages `t.Other` and `t.All`."""
     file = FileDescriptorProto(name="all.proto", package="t", syntax="proto3")
-    file.dependency.extend([timestamp_pb2.DESCRIPTOR.name, wrappers_pb2.DESCRIPTOR.name])
+    file.dependency.extend([f"google/protobuf/{name}.proto" for name in ("timestamp", "wrappers")])
     enum = file.enum_type.add(name="Color")
     for number, name in [(0, "NONE"), (5, "RED"), (-3, "DARK")]:
         enum.value.add(name=name, number=number)
