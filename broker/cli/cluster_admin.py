@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from io import BytesIO
 
-    from aiokafka.protocol.api import Response
-
 _CREATION_TRIES: Final = 5
 _COORDINATOR_TRIES: Final = 50
 _CONNECTION_TRIES: Final = 50
@@ -366,19 +364,13 @@ class _NotServed(CommandError):
 class _AdminRequest:
     """A request that aiokafka's admin client lacks: a message of kio, sent through its connections."""
 
-    def __init__(
-        self, key: int, version: int, *, response: type[Response] | None = None, **values: object
-    ) -> None:
-        """`values`: the fields; the others get their defaults.
-
-        `response`: a response class of aiokafka, for responses that kio cannot read.
-        """
+    def __init__(self, key: int, version: int, **values: object) -> None:
+        """`values`: the fields; the others get their defaults."""
+        response = load_response_schema(key, version)
         self.API_KEY = key
         self.API_VERSION = version
-        self.RESPONSE_TYPE: Any = response or SimpleNamespace(
-            decode=partial(_read, load_response_schema(key, version))
-        )
-        self._response_header = load_response_schema(key, version).__header_schema__
+        self.RESPONSE_TYPE = SimpleNamespace(decode=partial(_read, response))
+        self._response_header = response.__header_schema__
         self._type: Any = load_request_schema(key, version)
         self._message = default_message(self._type, **values)
 

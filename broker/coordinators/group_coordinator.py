@@ -96,7 +96,7 @@ class GroupCoordinator:
         self._groups: dict[str, Group | ConsumerGroup] = {}
         self._patterns = NamePatterns()
         self._group_bytes = 0
-        """About the memory of all groups: counted once a second, and raised by each request."""
+        """The approximate bytes of all groups: counted once a second, and raised by each request."""
         self._unstored: set[str] = set()
         """The groups whose last change could not be stored."""
         self._tasks: TaskGroup | None = None

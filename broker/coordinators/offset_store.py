@@ -314,7 +314,7 @@ class OffsetStore:
         self.log = log
         """Read-only for others."""
         self.offset_bytes = 0
-        """About the memory of all committed and pending offsets."""
+        """The approximate memory, in bytes, of all committed and pending offsets."""
         self._offsets: dict[str, dict[TopicPartition, OffsetEntry]] = {}
         self._groups: dict[str, StoredGroup] = {}
         self._consumer_groups: dict[str, dict[str | None, dict[str, Any]]] = {}

@@ -196,7 +196,7 @@ class TransactionStore:
         self.log = log
         """Read-only for others."""
         self.kept_bytes = 0
-        """About the memory of all transactional ids."""
+        """The approximate memory, in bytes, of all transactional ids."""
         self._transactions: dict[str, TransactionalId] = {}
         self._active: dict[str, TransactionalId] = {}
         log.restore(self._replay, self._append_live_records)

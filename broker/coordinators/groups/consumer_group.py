@@ -126,7 +126,7 @@ class ConsumerGroup:
 
     @property
     def kept_bytes(self) -> int:
-        """About the memory of the group."""
+        """The approximate memory, in bytes, of the group."""
         return (
             GROUP_BYTES
             + len(self.id)
@@ -135,7 +135,7 @@ class ConsumerGroup:
         )
 
     def kept_by(self, member_id: str) -> int:
-        """About the memory of a member; 0 if there is none of this id."""
+        """The approximate memory, in bytes, of a member; 0 if there is none of this id."""
         member = self.members.get(member_id)
         return 0 if member is None else member.kept_bytes
 

@@ -55,7 +55,7 @@ class ConsumerHeartbeat:
 
     @property
     def kept_bytes(self) -> int:
-        """About the memory of what the member says."""
+        """The approximate memory, in bytes, of what the member says."""
         names = (
             *(self.member_id, self.instance_id, self.rack_id, self.client_id),
             *(self.regex, self.assignor),
@@ -113,7 +113,7 @@ class ConsumerMember:
 
     @property
     def kept_bytes(self) -> int:
-        """About the memory of the member."""
+        """The approximate memory, in bytes, of the member."""
         names = (self.id, self.instance_id, self.rack_id, self.client_id, self.regex, self.assignor)
         return MEMBER_BYTES + names_bytes(names) + names_bytes(self.topics)
 

@@ -106,12 +106,12 @@ class Group:
 
     @property
     def kept_bytes(self) -> int:
-        """About the memory of the group."""
+        """The approximate memory, in bytes, of the group."""
         members = sum(each.kept_bytes for each in self._members)
         return GROUP_BYTES + len(self.id) + members + len(self._pending_ids) * MEMBER_BYTES
 
     def kept_by(self, member_id: str) -> int:
-        """About the memory of a member, without its assignment; 0 if there is none of this id."""
+        """The approximate bytes of a member without its assignment; 0 if there is none of this id."""
         if member_id not in self._members:
             return 0
         member = self._members[member_id]

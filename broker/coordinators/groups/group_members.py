@@ -86,7 +86,7 @@ class Member:
 
     @property
     def kept_bytes(self) -> int:
-        """About the memory of the member."""
+        """The approximate memory, in bytes, of the member."""
         names = len(self.client_id) + len(self.instance_id or "")
         return MEMBER_BYTES + names + len(self.assignment) + metadata_bytes(self.protocols)
 

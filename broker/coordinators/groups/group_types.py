@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from uuid import UUID
 
 GROUP_BYTES, MEMBER_BYTES = 2_000, 2_000
-"""About the memory of a group and of a member, without what clients say."""
+"""The approximate memory, in bytes, of a group and of a member, without what clients say."""
 
 NO_GENERATION = -1
 """The generation of a client outside the group, which only stores offsets."""
