@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from .columns.tagged_rows import is_tagged, tagged_nbytes
+from .tagged_rows import is_tagged, tagged_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 from .arguments import Checked
 from .branches.branches import Branches, PerName, as_chain, with_distinct
 from .branches.declared import declared, with_chains
-from .columns.tagged_rows import is_tagged, schemas
 from .config.schema import parse_duration
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError, reason_of
@@ -33,6 +32,7 @@ from .record import COORDINATES, filled, of_records
 from .reducers.aggregate import Aggregate
 from .reducers.reducer import ERROR_STAGE
 from .reducers.sink import Delivery, Sink, capabilities_of
+from .tagged_rows import is_tagged, schemas
 from .values.value_format import ValueFormat
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import anyio.lowlevel
 import msgspec
 import pyarrow as pa
 
-from .column_types import join_tables
+from .columns.column_types import join_tables
 from .columns.kinds import whole
 from .columns.texts import python_values
 from .errors import CommitFenced, KmrError, StrategyError

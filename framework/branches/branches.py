@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 
-from ..columns.tagged_rows import branches, is_tagged, schemas
 from ..errors import SinkError, StrategyError, reason_of
 from ..memory.distinct import Distinct
 from ..memory.window import Window
@@ -17,6 +16,7 @@ from ..reducers.aggregate import Aggregate
 from ..reducers.collect import Batcher, Collecting
 from ..reducers.reducer import Limits, Reducer, Retry, close_all
 from ..reducers.sink import NEW, Capabilities, Refusal, RowsRefused, Sink, capabilities_of
+from ..tagged_rows import branches, is_tagged, schemas
 from .branch import Branch
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from cyclopts import Parameter
 from pyarrow import feather
 
 from .._extras import require_extra
-from ..column_types import join_tables
-from ..columns.tagged_rows import rows_by_branch
+from ..columns.column_types import join_tables
 from ..config.flags import Given, settings_flags
 from ..errors import KmrError, SettingsError
 from ..kafka.connection import connection_config
@@ -25,6 +24,7 @@ from ..peeking import peek as peek_at
 from ..reducers.collect import Collect
 from ..settings import CLUSTER, ClusterSettings
 from ..strategy import Strategy
+from ..tagged_rows import rows_by_branch
 from .offsets import milliseconds
 from .output import plain_console, plain_table, visible
 

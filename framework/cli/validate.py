@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from ..columns.tagged_rows import schemas
 from ..config.schema import BYTES, show_quantity
 from ..loading import load_strategy
 from ..memory.window import Window
 from ..reducers.reducer import ERROR_STAGE
 from ..reducers.sink import Sink, capabilities_of
 from ..strategy import ERROR_DELIVERY
+from ..tagged_rows import schemas
 from .output import plain_console, print_json
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ import numpy as np
 import structlog
 
 from ..archives.archive import Archive, ArchiveSource
-from ..columns.tagged_rows import rows_by_branch
 from ..dead_letters.letters import Letters, letters_among
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
@@ -27,6 +26,7 @@ from ..record import Range
 from ..service.threads import run_in_thread
 from ..sinks.kafka.writer import DeadLetterWriter
 from ..sinks.offset_tables import NoTable, NotCounted, OffsetTable, TableNotMade, offset_table
+from ..tagged_rows import rows_by_branch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

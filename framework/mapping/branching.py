@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ..column_types import join_tables
-from ..columns.tagged_rows import branches, is_tagged, tag, tagged_schema
+from ..columns.column_types import join_tables
 from ..columns.texts import excerpt
+from ..tagged_rows import branches, is_tagged, tag, tagged_schema
 from ..values.schemas import row_type
 from . import results
 from .results import NO_OFFSETS, Failure, MapResult, from_rows

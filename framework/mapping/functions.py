@@ -154,8 +154,8 @@ def map_record(
         function: the function, when the decorator is used without arguments.
         schema: the Arrow schema of the rows. Without it, the return annotation is the schema if it names a
             class of rows (`-> Row | None`, `-> list[Row]`, `-> Iterator[Row]`; also a TypedDict). Without
-            that too, the types are inferred from each batch: in each
-            column the type that fits most values wins (`kmr.column_types` has the order of equals), and a
+            that too, the types are inferred from each batch: in each column the type that fits most values
+            wins (`kmr.columns.column_types` has the order of equals), and a
             record with a value that does not fit goes to `reduce_err`. Where batches end depends on what
             was fetched, so a value may fit in one batch and not in another: ClickHouse and other sinks
             with typed columns refuse such values themselves, and reducers that join batches let most

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ..column_types import TypeChoice, choose_type, common_type, join_tables, least_misfits
+from ..columns.column_types import TypeChoice, choose_type, common_type, join_tables, least_misfits
 from ..columns.kinds import is_nested, null_rows, twice, whole
 from ..columns.reasons import ZONED_TIME_OF_DAY
 from ..columns.texts import excerpt
@@ -106,7 +106,8 @@ def from_rows(
 
     A key that only some rows have is null in the others. A record with a value that does not fit its column
     fails, with all of its rows. A column's type is that of the schema, a null in a column that is not
-    nullable does not fit; without a schema, the values of the batch decide together (`kmr.column_types`).
+    nullable does not fit; without a schema, the values of the batch decide together
+    (`kmr.columns.column_types`).
 
     Args:
         rows: dicts, or objects whose attributes are the columns.

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from ..columns.tagged_rows import rows_by_branch
 from ..columns.times import shown_time
 from ..delivery.announcement import LookBack
 from ..errors import KmrError
 from ..mapping.results import NO_OFFSETS, Failure, MapResult
+from ..tagged_rows import rows_by_branch
 from .distinct_keys import RecentKeys, hashes_of
 from .event_time import NO_TIME, event_times
 

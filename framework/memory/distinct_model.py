@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..columns.tagged_rows import rows_by_branch
 from ..mapping.results import NO_OFFSETS
+from ..tagged_rows import rows_by_branch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

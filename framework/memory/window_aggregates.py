@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..column_types import MixedTypes, join_tables
+from ..columns.column_types import MixedTypes, join_tables
 from ..reducers.aggregate import ALL
 from ..reducers.grouping import group, require_sums
 from .window_functions import WindowFunction, buckets_of, quantile_of, quantiles

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import pyarrow as pa
 
-from ..column_types import MixedTypes, join_tables
-from ..columns.tagged_rows import is_tagged, join_tagged
+from ..columns.column_types import MixedTypes, join_tables
 from ..errors import StrategyError
 from ..service.threads import run_in_thread
+from ..tagged_rows import is_tagged, join_tagged
 from .reducer import Reducer
 
 if TYPE_CHECKING:

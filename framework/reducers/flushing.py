@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from ..column_types import MixedTypes, join_tables
+from ..columns.column_types import MixedTypes, join_tables
 from ..delivery.failures import original_records
 from ..delivery.ranges import merge_ranges, subtract_ranges
 from ..errors import (
@@ -208,7 +208,7 @@ class Buffer:
 
 
 def _separate(held: Sequence[Rows]) -> tuple[list[Rows], list[Refusal]]:
-    """Separate the records with values that fit no common type of their column (`kmr.column_types`).
+    """Separate the records with values that fit no common type of their column (`kmr.columns.column_types`).
 
     Both parts keep the ranges of the whole: those of failed records are subtracted after the flush.
     """

@@ -16,7 +16,6 @@ import pyarrow as pa
 import structlog
 
 from ..chaos.records import map_all
-from ..columns.tagged_rows import branches, tagged_schema
 from ..errors import StrategyError
 from ..mapping.branching import offsets_in
 from ..memory.distinct_model import without_duplicates
@@ -31,6 +30,7 @@ from ..record import (
     with_offset_columns,
 )
 from ..sinks.clickhouse.writer import ClickHouseWriter
+from ..tagged_rows import branches, tagged_schema
 from .checks import Expectation
 from .log import LogRecords
 from .run import UnreadMetrics, run_schedule

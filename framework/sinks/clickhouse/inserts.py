@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import structlog
 
-from ...column_types import choose_type
+from ...columns.column_types import choose_type
 from ...columns.kinds import has_values, whole
 from ...columns.reasons import count_values
 from ...errors import KmrError, SinkError, StrategyError

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from kmr.branches.branches import Branches, per_name
-from kmr.columns.tagged_rows import tag
 from kmr.delivery.announcement import Announcement
 from kmr.errors import SinkError, StrategyError
 from kmr.record import Range, Rows
 from kmr.reducers.aggregate import Aggregate
 from kmr.reducers.reducer import Context, Retry
 from kmr.reducers.sink import NEW, Refusal, RowsRefused, Write
+from kmr.tagged_rows import tag
 from kmr.testing import Journal, MemoryWriter, batch_of
 
 CONTEXT = Context(group="g", stage="reduce-1")

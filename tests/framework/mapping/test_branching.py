@@ -9,10 +9,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.columns.tagged_rows import branches, tag
 from kmr.mapping.branching import Branching, join, offsets_in, only_branch
 from kmr.mapping.dividing import DividedRows
 from kmr.mapping.results import Failure, MapResult
+from kmr.tagged_rows import branches, tag
 
 NAMED = Branching(frozenset({"a", "b"}), {})
 

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmr import Collect, Record, Strategy
-from kmr.columns.tagged_rows import rows_by_branch
 from kmr.mapping.functions import apply
 from kmr.mapping.sink_types import hidden_values, number_texts
 from kmr.parts import context_of
 from kmr.settings import Settings
 from kmr.sinks import ParquetWriter
+from kmr.tagged_rows import rows_by_branch
 from kmr.testing import batch_of
 
 if TYPE_CHECKING:

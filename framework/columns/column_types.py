@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 
-from .columns.casting import Cast, Misfit
-from .columns.fitting import fit
-from .columns.kinds import either, is_number, whole
-from .columns.reasons import reasons
-from .columns.texts import excerpt, python_values
-from .errors import StrategyError
+from ..errors import StrategyError
+from .casting import Cast, Misfit
+from .fitting import fit
+from .kinds import either, is_number, whole
+from .reasons import reasons
+from .texts import excerpt, python_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.columns.tagged_rows import branches, is_tagged, schemas, tag, tagged_nbytes, tagged_schema
+from kmr.tagged_rows import branches, is_tagged, schemas, tag, tagged_nbytes, tagged_schema
 
 pytestmark = pytest.mark.hypothesis
 

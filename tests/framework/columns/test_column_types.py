@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kmr.column_types import choose_type, join_tables
+from kmr.columns.column_types import choose_type, join_tables
 
 INT, FLOAT, TEXT, BOOL = pa.int64(), pa.float64(), pa.string(), pa.bool_()
 
