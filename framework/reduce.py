@@ -6,6 +6,7 @@ When a stage flushes, and how it tries again, is in `kmr.reducers.flushing`.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -236,7 +237,9 @@ class ReduceStage:
     async def _write(
         self, buffer: Buffer, number: int, write: Write = NEW, *, may_repeat: bool = True
     ) -> FlushOutcome:
-        self._attempt_since, self._waits.what = anyio.current_time(), None
+        self._progressed()
+        self._waits.what = None
+        write = replace(write, progressed=self._progressed)
         watchdog.note(f"flush of {self._shown_as}")
         try:
             outcome = await attempt_flush(buffer, self.name, number, write, may_repeat=may_repeat)
@@ -246,6 +249,9 @@ class ReduceStage:
             reason = outcome.failed[0].table.column("reason")[0].as_py()
             raise SinkError(f"{self.name}: the error sink refused rows: {reason}")
         return outcome if self._ports.out is not None else outcome._replace(forward=None)
+
+    def _progressed(self) -> None:
+        self._attempt_since = anyio.current_time()
 
     def _on_retry(self, buffer: Buffer, span: FlushSpan | None, retry: Retry) -> None:
         self._trouble = retry.reason

@@ -15,7 +15,7 @@ from .finding import Finding
 from .reducer import DEFAULT_MAX_ROWS, Reducer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -77,6 +77,10 @@ class Capabilities:
     difference_on_spark: str = ""
 
 
+def _untold() -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class Write:
     """What the engine knows of the rows that a sink is about to write.
@@ -89,12 +93,14 @@ class Write:
         transaction: the transactions to write in, of a sink that commits offsets; None elsewhere.
         joined: where the flushes of other partitions are met that are written at once with this one; None: it
             is written alone.
+        progressed: called by a sink between the steps of a long flush: `/live` sees that it does not hang.
     """
 
     announcement: Announcement | None = None
     repeated: bool = False
     transaction: Transactions | None = None
     joined: JoinedTurn | None = None
+    progressed: Callable[[], None] = _untold
 
 
 NEW: Final = Write()

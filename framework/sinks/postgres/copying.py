@@ -2,11 +2,14 @@
 
 COPY is tried first; a part that is refused is halved. A small part is inserted row by row, by one statement
 that runs in the server. While such parts have many refused rows, the next ones are larger and not copied
-first: so 30,000 refused rows of 32,768 take seconds.
+first: so 30,000 refused rows of 32,768 take seconds. A part that takes longer than the timeout, for a slow
+trigger, is divided too; a row that alone takes longer is refused, if the server writes the others.
 """
 
 from __future__ import annotations
 
+import time
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -25,11 +28,12 @@ from .table import quote
 from .types import copy_columns, copy_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     import pyarrow as pa
 
     from .connection import Connection
+    from .pace import Pace
     from .table import TableName
     from .types import PostgresColumn
 
@@ -104,10 +108,15 @@ class ServerAnswer(Exception):
         self.answer = answer
 
 
+class _TooSlow(Exception):
+    """The server has cancelled a statement for the timeout."""
+
+
 class Copying:
     """Writes rows into one table, in a transaction of the caller.
 
     Args:
+        pace: how many rows a statement gets.
         progress: called before each step; none takes longer than the caller's timeout for a statement.
 
     Attributes:
@@ -119,11 +128,13 @@ class Copying:
         connection: Connection,
         table: TableName,
         columns: Sequence[PostgresColumn],
+        pace: Pace,
         progress: Callable[[], None],
     ) -> None:
         names = ", ".join(quote(column.name) for column in columns)
         self._connection = connection
         self._table = table
+        self._pace = pace
         self._progress = progress
         self._columns = columns
         casts = [(at, each.type_name) for at, each in enumerate(columns)]
@@ -146,21 +157,60 @@ class Copying:
         self._is_secured = await self._has_row_security()
         todo = [(0, table.num_rows)] if table.num_rows else []
         many = self._is_secured  # COPY would be in vain
+        slow: dict[int, int] = {}  # rows that were too slow alone, how often
         while todo:
             start, stop = todo.pop()
-            self._progress()
-            part = table.slice(start, stop - start)
-            if not many and await self._copied(part):
-                continue
             count = stop - start
-            if count == 1 or (count <= (_LARGE if many else _SMALL) and part.nbytes <= _MOST_BYTES):
-                found = await self._one_by_one(part)
-                refused.update((start + row, answer) for row, answer in found.items())
-                many = self._is_secured or len(found) * _MANY >= count
-            else:
+            self._progress()
+            if self._pace.rows is not None and count > self._pace.rows:
+                middle = start + self._pace.rows
+                todo += [(middle, stop), (start, middle)]
+                continue
+            part = table.slice(start, count)
+            try:
+                if not many and await self._copied(part):
+                    continue
+                small = count <= (_LARGE if many else _SMALL) and part.nbytes <= _MOST_BYTES
+                if count == 1 or small:
+                    found = await self._one_by_one(part)
+                    refused.update((start + row, answer) for row, answer in found.items())
+                    many = self._is_secured or len(found) * _MANY >= count
+                    continue
                 middle = (start + stop) // 2
                 todo += [(middle, stop), (start, middle)]
+            except _TooSlow:
+                self._pace.exceeded(count)
+                if count > 1:
+                    todo.append((start, stop))
+                    continue
+                slow[start] = slow.get(start, 0) + 1
+                if not self.stored and len(slow) > 1:
+                    raise ServerAnswer(Answer("later", self._too_slow)) from None
+                if slow[start] > 1:
+                    refused[start] = Answer("rows", self._too_slow)
+                else:  # once more, when the others are written
+                    todo.insert(0, (start, stop))
         return refused
+
+    @property
+    def _too_slow(self) -> str:
+        return (
+            f"the server takes more than {self._pace.timeout:g} s for one row: look at its triggers and "
+            "constraints, or raise PostgresWriter(timeout=...)"
+        )
+
+    @asynccontextmanager
+    async def _timed(self, rows: int) -> AsyncIterator[None]:
+        """Run the statements for a part behind a savepoint. Raises _TooSlow if they exceed the timeout."""
+        began = time.monotonic()
+        try:
+            async with self._connection.transaction():
+                yield
+        except psycopg.errors.QueryCanceled as error:
+            if time.monotonic() - began < self._pace.timeout / 2:  # somebody has cancelled it
+                raise
+            raise _TooSlow from error
+        self._pace.took(rows, time.monotonic() - began)
 
     async def _has_row_security(self) -> bool:
         """Return whether policies limit our rows: COPY does not work then."""
@@ -171,7 +221,7 @@ class Copying:
         """Copy rows, behind a savepoint; return False if the server refuses some."""
         text = await run_in_thread(copy_text, part)
         try:
-            async with self._connection.transaction():
+            async with self._timed(part.num_rows):
                 stored = await self._copy(text)
         except psycopg.Error as error:
             answer = of_postgres(error)
@@ -197,9 +247,10 @@ class Copying:
     async def _one_by_one(self, part: pa.Table) -> dict[int, Answer]:
         rows = await run_in_thread(_cells, part)
         execute: Any = self._connection.execute
-        await execute(_GIVE, (self._insert, self._after, rows, self._casts))
-        await execute(sql.SQL(_ONE_BY_ONE))
-        (found,) = await (await execute(_TAKE)).fetchone()
+        async with self._timed(part.num_rows):
+            await execute(_GIVE, (self._insert, self._after, rows, self._casts))
+            await execute(sql.SQL(_ONE_BY_ONE))
+            (found,) = await (await execute(_TAKE)).fetchone()
         stored, answers = msgspec.json.decode(found)
         self.stored += stored
         refused = {}
@@ -250,12 +301,13 @@ class _Staged(Copying):
         connection: Connection,
         table: TableName,
         columns: Sequence[PostgresColumn],
+        pace: Pace,
         progress: Callable[[], None],
         apply: str,
         one: str,
         after: str = "",
     ) -> None:
-        super().__init__(connection, table, columns, progress)
+        super().__init__(connection, table, columns, pace, progress)
         self._apply = apply
         self._insert, self._after = one, after
         self._of_copy = ", ".join(quote(column.name) for column in columns)
@@ -278,6 +330,7 @@ def upserting(
     table: TableName,
     columns: Sequence[PostgresColumn],
     key: Sequence[str],
+    pace: Pace,
     progress: Callable[[], None],
 ) -> Copying:
     """Return what inserts rows, or updates those with their keys."""
@@ -289,13 +342,15 @@ def upserting(
     into = f"INSERT INTO {table} ({', '.join(names)})"
     rows = _braces(", ".join(names))
     apply = f"{_braces(into)} SELECT {rows} FROM {{staged}}{_braces(conflict)}"  # noqa: S608  quoted
-    return _Staged(connection, table, columns, progress, apply, f"{into} VALUES ", conflict)
+    one = f"{into} VALUES "
+    return _Staged(connection, table, columns, pace, progress, apply, one, conflict)
 
 
 def deleting(
     connection: Connection,
     table: TableName,
     columns: Sequence[PostgresColumn],
+    pace: Pace,
     progress: Callable[[], None],
 ) -> Copying:
     """Return what deletes the rows with some keys; `columns` are those of the key."""
@@ -303,7 +358,7 @@ def deleting(
     same = " AND ".join(f"t.{name} = s.{name}" for name in names)
     apply = f"DELETE FROM {_braces(str(table))} t USING {{staged}} s WHERE {_braces(same)}"  # noqa: S608  quoted
     one = f"DELETE FROM {table} WHERE ({', '.join(names)}) = "  # noqa: S608  quoted
-    return _Staged(connection, table, columns, progress, apply, one)
+    return _Staged(connection, table, columns, pace, progress, apply, one)
 
 
 async def delete_ended(

@@ -27,6 +27,7 @@ from ..planning import divided, together
 from ..ranges import RangeWriter
 from .connection import Pool
 from .copying import Copying, ServerAnswer, check_key, delete_ended, deleting, upserting
+from .pace import Pace
 from .ranges import RangeEntry, Ranges, TableMoved
 from .table import TableName, create_table, quote, read_table
 from .types import targets
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _JOINED_ROWS: Final = 100_000  # of a range that is written in one transaction with others
+_LOCKED: Final = 0.8  # of the timeout, that a statement may wait for a lock
 _GRACE: Final = 5.0  # seconds that the server has to end a transaction itself
 _RANGES_NEED: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _IN_ORDER: Final = (
@@ -59,6 +61,7 @@ SELECT has_schema_privilege(name, 'CREATE'), name, current_user
 FROM (SELECT coalesce(nullif(%s, ''), current_schema()) AS name) AS wanted"""
 _LIMITS: Final = """
 SELECT set_config('statement_timeout', %(ms)s, true),
+       set_config('lock_timeout', %(wait)s, true),
        set_config('idle_in_transaction_session_timeout', %(ms)s, true)"""
 
 _log = structlog.get_logger(__name__)
@@ -105,8 +108,9 @@ class PostgresWriter(RangeWriter):
             the ranges of all partitions whose rows are of age. Full ranges do not wait. None: each range has
             a transaction of its own.
         connect_timeout: seconds to wait for the server at start.
-        timeout: seconds until a transaction is given up and tried again; the server ends one that waits
-            longer for its client.
+        timeout: seconds until a statement is given up. Its rows are tried in smaller parts, and the next
+            flushes have fewer rows; after a wait for a lock, the flush is repeated. The server ends a
+            transaction that waits longer for its client.
         limits: the limits and policies of `Reducer`.
 
     Raises:
@@ -158,6 +162,7 @@ class PostgresWriter(RangeWriter):
         self.create = create
         self.connect_timeout = parse_duration(connect_timeout, "PostgresWriter: connect_timeout")
         self.timeout = parse_duration(timeout, "PostgresWriter: timeout")
+        self._pace, self._most_rows = Pace(self.timeout), self.max_rows
         self._pool: Pool | None = None
         self._shares = False
         self._found: PostgresTable | None = None
@@ -166,6 +171,14 @@ class PostgresWriter(RangeWriter):
 
     def __str__(self) -> str:
         return f"PostgreSQL table {self.table}"
+
+    @property
+    def _limits(self) -> Mapping[str, str]:
+        """The values of `_LIMITS`, in milliseconds."""
+        return {
+            "ms": str(int(self.timeout * 1000)),
+            "wait": str(int(self.timeout * _LOCKED * 1000)),
+        }
 
     async def open(self, context: Context) -> None:
         """Connect, create the tables that are missing, and read the table.
@@ -177,7 +190,7 @@ class PostgresWriter(RangeWriter):
         await super().open(context)
         if isinstance(opened := context.for_sinks.opened, PostgresWriter):
             self._pool, self._found, self._had = opened._pool, opened._found, opened._had  # noqa: SLF001
-            self._shares = True
+            self._pace, self._shares = opened._pace, True  # noqa: SLF001
             return
         pool = Pool.of(self.url, self.timeout)
         await pool.wait(self.connect_timeout)
@@ -397,10 +410,12 @@ class PostgresWriter(RangeWriter):
                 self._scopes.pop(rows.token, None)
         raise AssertionError  # the table was altered during every attempt
 
-    def _progress(self, rows: RangeRows) -> None:
+    def _progress(self, ranges: Sequence[RangeRows]) -> None:
         """Let the next step take as long as the timeout allows: rows that are bisected take many steps."""
-        if (scope := self._scopes.get(rows.token)) is not None:
-            scope.deadline = anyio.current_time() + self.timeout + _GRACE
+        for rows in ranges:
+            rows.write.progressed()
+            if (scope := self._scopes.get(rows.token)) is not None:
+                scope.deadline = anyio.current_time() + self.timeout + _GRACE
 
     async def _follow(self, name: str) -> None:
         """Write to the table of another name from now on: `kmr cutover` has exchanged it."""
@@ -449,7 +464,7 @@ class PostgresWriter(RangeWriter):
         ranges, claimed = self._ranges, []
         outcomes: dict[str, Mapping[int, str]] = {}
         async with self._opened.connection() as connection, connection.transaction():
-            await connection.execute(_LIMITS, {"ms": str(int(self.timeout * 1000))})
+            await connection.execute(_LIMITS, self._limits)
             # A constraint that is checked at the commit only would refuse the whole transaction.
             await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
             # In one order, so that two workers that claim the same ones do not wait for each other.
@@ -460,7 +475,8 @@ class PostgresWriter(RangeWriter):
                 else:
                     outcomes[rows.token] = await ranges.find(connection, entry) or {}
             if claimed:
-                refused = await self._insert(connection, together(claimed))
+                progress = partial(self._progress, written)
+                refused = await self._insert(connection, together(claimed), progress)
                 for rows, mine in zip(claimed, divided(claimed, refused), strict=True):
                     self.require_taken(rows, mine)
                     outcomes[rows.token] = mine
@@ -469,7 +485,9 @@ class PostgresWriter(RangeWriter):
                     await ranges.prune(connection, self._entry(rows))
         return [outcomes[rows.token] for rows in written]
 
-    async def _insert(self, connection: Connection, rows: RangeRows) -> dict[int, str]:
+    async def _insert(
+        self, connection: Connection, rows: RangeRows, progress: Callable[[], None]
+    ) -> dict[int, str]:
         """Insert the rows that fit; return the others, with the reasons.
 
         Raises:
@@ -477,19 +495,19 @@ class PostgresWriter(RangeWriter):
         """
         table = await run_in_thread(rows.table_with, self._table.coordinates(self.columns))
         general: set[str] = set()
-        progress = partial(self._progress, rows)
         if self._changes is None:
             refused = await self._send(
                 table,
                 general,
-                lambda columns: Copying(connection, self._name, columns, progress),
+                lambda columns: Copying(connection, self._name, columns, self._pace, progress),
                 self.columns,
             )
         else:
-            refused = await self._apply(self._changes, connection, rows, table, general)
+            refused = await self._apply(self._changes, connection, rows, table, general, progress)
         if refused and await self._is_altered():
             raise _Altered
         self.set_up.judge(self, len(rows), refused, general)
+        self.max_rows = self._pace.limit(self._most_rows)
         return refused
 
     async def _apply(
@@ -499,11 +517,12 @@ class PostgresWriter(RangeWriter):
         rows: RangeRows,
         table: pa.Table,
         general: set[str],
+        progress: Callable[[], None],
     ) -> dict[int, str]:
         """Apply changes to the table; return those that are refused."""
         if rows.write.announcement is None:
             raise StrategyError(_IN_ORDER)
-        key, progress = changes.key, partial(self._progress, rows)
+        key = changes.key
         known = [column.name for column in self._table.columns]
         applied = await run_in_thread(changes.apply, table, known)
         if applied.truncated is not None:
@@ -512,13 +531,13 @@ class PostgresWriter(RangeWriter):
         gone = await self._send(
             deletes,
             general,
-            lambda columns: deleting(connection, self._name, columns, progress),
+            lambda columns: deleting(connection, self._name, columns, self._pace, progress),
             key,
         )
         failed = await self._send(
             applied.upserts,
             general,
-            lambda columns: upserting(connection, self._name, columns, key, progress),
+            lambda columns: upserting(connection, self._name, columns, key, self._pace, progress),
             self.columns,
         )
         refused = {

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kmr.errors import StrategyError
+from kmr.reducers.reducer import Retry
 from kmr.sinks.postgres.types import copy_columns
 
 from .writing import execute, flush, opened, query, refused, rows
@@ -105,6 +106,67 @@ async def test_a_deferred_constraint_refuses_its_row_and_not_the_transaction(
     result = await flush(writer, rows(0, 3, n=[1, 2, 2, 3]))
     assert [row for row, _ in refused(result)] == [2]
     assert query(postgres_url) == [0, 1, 3]
+
+
+def slow(seconds: float, where: str = "true") -> tuple[str, str]:
+    """A trigger that takes so long for each row of some."""
+    return (
+        f"""CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF {where} THEN PERFORM pg_sleep({seconds}); END IF; RETURN NEW; END $$""",
+        "CREATE TRIGGER t BEFORE INSERT ON hits FOR EACH ROW EXECUTE FUNCTION slow()",
+    )
+
+
+async def test_rows_that_exceed_the_timeout_together_are_written_in_parts_and_later_flushes_are_smaller(
+    postgres_url: str, context: Context
+) -> None:
+    execute(postgres_url, 'CREATE TABLE hits ("offset" bigint, n int CHECK (n <> 7))', *slow(0.005))
+    writer = await opened(postgres_url, context, timeout=0.25)
+    steps: list[float] = []
+    result = await flush(
+        writer, rows(0, 399, n=range(400)), progressed=lambda: steps.append(time.monotonic())
+    )
+    assert [row for row, _ in refused(result)] == [7]
+    assert query(postgres_url, "SELECT count(*) FROM hits") == [399]
+    assert len(steps) > 8
+    assert 1 < (writer.max_rows or 0) <= 50
+
+
+async def test_a_row_that_exceeds_the_timeout_alone_is_refused_and_the_others_are_written(
+    postgres_url: str, context: Context
+) -> None:
+    execute(
+        postgres_url, 'CREATE TABLE hits ("offset" bigint, n int)', *slow(0.5, "NEW.n IN (0, 30)")
+    )
+    writer = await opened(postgres_url, context, timeout=0.1)
+    found = refused(await flush(writer, rows(0, 63, n=range(64))))
+    assert [row for row, _ in found] == [0, 30]
+    assert "more than 0.1 s for one row" in found[0][1]
+    assert query(postgres_url) == [n for n in range(64) if n not in (0, 30)]
+
+
+async def test_where_every_row_exceeds_the_timeout_the_flush_is_repeated_and_says_why(
+    postgres_url: str, context: Context
+) -> None:
+    execute(postgres_url, 'CREATE TABLE hits ("offset" bigint)', *slow(0.5))
+    writer = await opened(postgres_url, context, timeout=0.05)
+    result = await flush(writer, rows(0, 9))
+    assert isinstance(result, Retry)
+    assert "more than 0.05 s for one row" in result.reason
+
+
+async def test_rows_that_wait_for_a_lock_are_not_divided(
+    postgres_url: str, context: Context
+) -> None:
+    execute(postgres_url, 'CREATE TABLE hits ("offset" bigint)')
+    writer = await opened(postgres_url, context, timeout=0.25)
+    with psycopg.connect(postgres_url) as other:
+        other.execute("LOCK TABLE hits")
+        result = await flush(writer, rows(0, 9))
+        assert isinstance(result, Retry)
+        assert "lock timeout" in result.reason
+    assert refused(await flush(writer, rows(0, 9))) == []
+    assert writer.max_rows == 32_768
 
 
 async def test_thirty_thousand_refused_rows_of_a_flush_take_seconds_and_few_statements(

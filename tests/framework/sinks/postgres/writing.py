@@ -19,6 +19,8 @@ from kmr.sinks import PostgresWriter
 from ...flushes import Flushed, outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pytest
 
     from kmr.reducers.reducer import Context, Retry
@@ -47,6 +49,7 @@ async def flush(
     replayed: bool = False,
     generation: int = 0,
     announced: bool = True,
+    progressed: Callable[[], None] = lambda: None,
 ) -> Flushed | Retry:
     """One round of calls for a range."""
     writer.reset()
@@ -57,7 +60,7 @@ async def flush(
         at = f"@{generation}" if generation else ""
         token = f"g:t:0:{first}-{last}{at}"
         announcement = Announcement(first, last, token, "w", generation=generation)
-        return await outcome(writer, Write(announcement, repeated=replayed))
+        return await outcome(writer, Write(announcement, repeated=replayed, progressed=progressed))
     return await outcome(writer, Write(repeated=replayed))
 
 
