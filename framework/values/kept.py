@@ -50,8 +50,7 @@ def changed(values: list[Any], kind: Any) -> dict[int, str]:
     if _types.is_dictionary(kind):
         return changed(values, kind.value_type)
     if is_nested(kind):
-        rows = [] if _are_plain(values, kind) else _changed_inside(values, kind)
-        return {row: cannot_hold(kind, values[row]) for row in rows}
+        return {} if _are_plain(values, kind) else _changed_inside(values, kind)
     refused = {
         row: f"{excerpt(value)}: {ZONED_TIME_OF_DAY}"
         for row, value in enumerate(values if time in classes else ())
@@ -106,18 +105,41 @@ def cannot_hold(kind: pa.DataType, value: object) -> str:
     return f"{kind} cannot hold {excerpt(value)}"
 
 
-def _changed_inside(values: list[Any], kind: Any) -> set[int]:
-    """Return the rows of nested values of which a part would change, or be left out."""
-    rows: set[int] = set()
-    for numbers, items, of in _inside(values, kind, rows):
-        rows |= {numbers[at] for at in changed(items, of)}
-    return rows
+_AT: Final = "at "
+
+
+def _changed_inside(values: list[Any], kind: Any) -> dict[int, str]:
+    """Return why a part of nested values would change, or be left out: `at age: int8 cannot hold 300`."""
+    left_out: set[int] = set()
+    reasons: dict[int, str] = {}
+    for name, numbers, items, of in _inside(values, kind, left_out):
+        for at, reason in changed(items, of).items():
+            row = numbers[at]
+            reasons.setdefault(row, _at(name, reason) if name else cannot_hold(kind, values[row]))
+    return reasons | {row: cannot_hold(kind, values[row]) for row in left_out - reasons.keys()}
+
+
+def _at(name: str, reason: str) -> str:
+    inner = reason.removeprefix(_AT)
+    return f"{_AT}{name}{': ' if inner == reason else '.'}{inner}"
+
+
+def refused_inside(value: Any, kind: Any) -> str:
+    """Return the reason why Arrow refuses a nested value; of an object, the first field that it refuses."""
+    for name, _, items, of in _inside([value], kind, set()):
+        for item in items if name else ():
+            try:
+                pa.array([item], of)
+            except Exception:  # noqa: BLE001  a value may be of any class
+                inner = refused_inside(item, of) if is_nested(of) else cannot_hold(of, item)
+                return _at(name, inner)
+    return cannot_hold(kind, value)
 
 
 def _inside(
     values: list[Any], kind: Any, left_out: set[int]
-) -> Iterator[tuple[list[int], list[Any], Any]]:
-    """Yield the parts of nested values with the rows that they are of, and their type.
+) -> Iterator[tuple[str, list[int], list[Any], Any]]:
+    """Yield the parts of nested values: the field's name, their rows, the parts, and their type.
 
     Args:
         left_out: gets the rows of objects with a field that the type lacks.
@@ -130,6 +152,7 @@ def _inside(
                 left_out.add(row)
         for field in kind:
             yield (
+                field.name,
                 [row for row, _ in objects],
                 [each.get(field.name) for _, each in objects],
                 field.type,
@@ -141,8 +164,8 @@ def _inside(
                 found += [
                     (row, *pair) for pair in (each.items() if isinstance(each, dict) else each)
                 ]
-        yield [row for row, *_ in found], [key for _, key, _ in found], kind.key_type
-        yield [row for row, *_ in found], [item for *_, item in found], kind.item_type
+        yield "", [row for row, *_ in found], [key for _, key, _ in found], kind.key_type
+        yield "", [row for row, *_ in found], [item for *_, item in found], kind.item_type
     else:
         lists = [
             (row, each)
@@ -150,7 +173,7 @@ def _inside(
             if isinstance(several, _LISTS)
             for each in several
         ]
-        yield [row for row, _ in lists], [each for _, each in lists], kind.value_type
+        yield "", [row for row, _ in lists], [each for _, each in lists], kind.value_type
 
 
 def _are_plain(values: list[Any], kind: pa.DataType) -> bool:

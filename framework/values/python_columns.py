@@ -13,7 +13,7 @@ import pyarrow as pa
 from ..columns.kinds import is_nested
 from ..columns.texts import excerpt
 from ..errors import reason_of
-from .kept import cannot_hold, changed
+from .kept import cannot_hold, changed, refused_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,4 +77,4 @@ def _reason(value: Any, kind: pa.DataType | None, error: Exception) -> str:
         return f"{name} is no type of a column; {_INSTEAD}"
     if kind is None:
         return f"no type of a column holds {excerpt(value)} ({reason_of(error)}); {_INSTEAD}"
-    return cannot_hold(kind, value)
+    return refused_inside(value, kind) if is_nested(kind) else cannot_hold(kind, value)

@@ -53,8 +53,8 @@ _PLAIN: Final[dict[type, pa.DataType]] = {
     inspect.TimeDeltaType: pa.duration("us"),
     inspect.DecimalType: pa.decimal128(38, 18),
 }
-_OF_SCHEMA: Final = "__kmr_schema__"
-"""Marks a class that is made of a `pyarrow.Schema`."""
+NAMED_BY_KEYS: Final = "__kmr_schema__"
+"""Marks a class whose columns have the names of its encoded fields."""
 
 _ANY_FORM: Final = "for values of any form leave value= out, and decode record.value in the map"
 _TUPLES: Final = 512  # rows at a time: the processor's cache has all of their fields
@@ -292,7 +292,7 @@ def _of_fields(
             each.type,
             path,
             outer,
-            name=each.encode_name if hasattr(cls, _OF_SCHEMA) else each.name,
+            name=each.encode_name if hasattr(cls, NAMED_BY_KEYS) else each.name,
             required=each.required,
             default=each.default,
             factory=each.default_factory,
@@ -520,7 +520,7 @@ def _struct(fields: Iterable[pa.Field[Any]], path: str) -> type[msgspec.Struct]:
         members.append((attribute, python | None, None) if field.nullable else (attribute, python))
     try:
         return msgspec.defstruct(
-            path, members, rename=names, kw_only=True, namespace={_OF_SCHEMA: True}
+            path, members, rename=names, kw_only=True, namespace={NAMED_BY_KEYS: True}
         )
     except ValueError as error:  # a name with a quote, for example, or two of one name
         raise StrategyError(

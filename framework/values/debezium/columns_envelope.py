@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...columns.kinds import is_list
 from ...errors import StrategyError
 from .encodings import Encoding
 from .envelope import Envelopes, Raw, RowColumn, no_source
@@ -72,8 +74,11 @@ class ColumnsEnvelopes:
         self.columns = []
         for field in fields:
             encoding = known.get(field.name)
-            kind = field.type
-            if encoding is not None and is_encoded(kind):
+            kind: Any = field.type
+            if encoding is not None and is_list(kind) and is_encoded(kind.value_type):
+                encoding = replace(encoding, of_items=True)
+                kind = pa.list_(_type_of(encoding))
+            elif encoding is not None and is_encoded(kind):
                 kind = _type_of(encoding)
             else:
                 encoding = None
@@ -150,30 +155,42 @@ def named_encodings(inner: ValueFormat) -> dict[str, Encoding]:
     schema = getattr(inner, "reader_schema", None)
     if schema is None:
         return {}
+    types: dict[str, Any] = {}
+    _collect(schema, types)
     found: dict[str, Encoding] = {}
-    records: dict[str, Any] = {}
     for field in schema.get("fields", ()):
-        row = _record(field["type"], records)
-        if field["name"] in ("before", "after") and row is not None:
-            for each in row["fields"]:
-                kind = _without_null(each["type"])
-                if isinstance(kind, dict) and (name := kind.get("connect.name")):
-                    last = str(name).rpartition(".")[2]
-                    if last in _TYPES:
-                        found[each["name"]] = Encoding(last)
+        row = _definition(field["type"], types)
+        if field["name"] not in ("before", "after") or not isinstance(row, dict):
+            continue
+        for each in row.get("fields", ()):
+            kind = _definition(each["type"], types)
+            is_array = isinstance(kind, dict) and kind.get("type") == "array"
+            if is_array:
+                kind = _definition(kind["items"], types)
+            name = str(kind.get("connect.name")) if isinstance(kind, dict) else ""
+            last = name.rpartition(".")[2]
+            if last in _TYPES:
+                found[each["name"]] = Encoding(last, of_items=is_array)
     return found
 
 
-def _record(kind: Any, records: dict[str, Any]) -> Any:
-    kind = _without_null(kind)
-    if isinstance(kind, dict) and kind.get("type") == "record":
-        records[kind["name"]] = kind
-        return kind
-    return records.get(kind) if isinstance(kind, str) else None
+def _collect(kind: Any, types: dict[str, Any]) -> None:
+    """Add the definitions inside of a schema to `types`, by their names."""
+    if isinstance(kind, list):
+        for each in kind:
+            _collect(each, types)
+    elif isinstance(kind, dict):
+        if "name" in kind:
+            types[kind["name"]] = kind
+        for field in kind.get("fields", ()):
+            _collect(field["type"], types)
+        for key in ("type", "items", "values"):
+            _collect(kind.get(key), types)
 
 
-def _without_null(kind: Any) -> Any:
+def _definition(kind: Any, types: dict[str, Any]) -> Any:
+    """Return the one type beside null that a type is."""
     if isinstance(kind, list):
         rest = [each for each in kind if each != "null"]
-        return rest[0] if len(rest) == 1 else kind
-    return kind
+        return _definition(rest[0], types) if len(rest) == 1 else kind
+    return types.get(kind, kind) if isinstance(kind, str) else kind

@@ -10,11 +10,14 @@
     io.debezium.time.MicroTime, NanoTime               micro-, nanosec.   time
     io.debezium.time.ZonedTime                         text in UTC        time
     io.debezium.time.MicroDuration, NanoDuration       micro-, nanosec.   duration
+    io.debezium.time.Interval                          ISO 8601           duration, without months
     connect Decimal (scale)                            base64             decimal
     io.debezium.data.VariableScaleDecimal              scale and base64   decimal
     text, double                                       text, number       decimal
+    Base64, Base64Url, Hex (binary.handling.mode)      text               bytes
 
-A field of another type, such as an integer for a time, keeps the encoded value.
+A field of another type, such as an integer for a time, keeps the encoded value. An array has the encoding of
+its items.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +37,7 @@ import pyarrow.compute as pc
 
 from ...columns.casting import Cast, Misfit
 from ...columns.fitting import fit
-from ...columns.kinds import either
+from ...columns.kinds import Lists, either, is_list, null_rows
 from ...columns.texts import excerpt, python_values
 from ...errors import StrategyError
 
@@ -53,8 +57,15 @@ _UNITS: Final = {
     "MicroDuration": "us",
     "NanoDuration": "ns",
 }
-_TEXTS: Final = ("ZonedTimestamp", "ZonedTime", "IsoDate", "IsoTime", "IsoTimestamp", "Text")
-_OTHERS: Final = ("Date", "Decimal", "VariableScaleDecimal", "Double")
+_TEXTS: Final = (
+    "ZonedTimestamp", "ZonedTime", "IsoDate", "IsoTime", "IsoTimestamp", "Interval", "Text",
+)  # fmt: skip
+_BYTES: Final[Mapping[str, Callable[[str], bytes]]] = {
+    "Base64": partial(base64.b64decode, validate=True),
+    "Base64Url": lambda text: base64.b64decode(text, altchars=b"-_", validate=True),
+    "Hex": bytes.fromhex,
+}
+_NAMES: Final = (*_UNITS, *_TEXTS, *_BYTES, "Date", "Decimal", "VariableScaleDecimal", "Double")
 _NAME: Final = re.compile(
     r"(?:io\.debezium\.(?:time|data)\.|org\.apache\.kafka\.connect\.data\.)?(\w+)(?:\((-?\d+)\))?"
 )
@@ -67,9 +78,18 @@ _UNKNOWN: Final = {
         "the scale of the decimal is not known; let the converter send schemas, or set "
         "Debezium(encodings={'FIELD': 'Decimal(2)'}), or decimals= as the connector's decimal.handling.mode"
     ),
+    "UnknownBytes": (
+        "the connector sends bytes as text (binary.handling.mode); set Debezium(encodings={'FIELD': 'Hex'}), "
+        "or 'Base64' or 'Base64Url'"
+    ),
 }
 _MOST_SCALE: Final = 20_000  # PostgreSQL has up to 16,383
 _UTC: Final = r"(Z|[+]00(:?00)?)$"
+_SPAN: Final = re.compile(
+    r"P(?:[+-]?0+Y)?(?:[+-]?0+M)?(?:([+-]?\d+)D)?"
+    r"(?:T(?:([+-]?\d+)H)?(?:([+-]?\d+)M)?(?:([+-]?\d+(?:\.\d+)?)S)?)?"
+)
+_SECONDS: Final = (86_400, 3_600, 60, 1)
 
 
 class ScaledDecimal(msgspec.Struct):
@@ -86,10 +106,12 @@ class Encoding:
     Attributes:
         name: the last part of its name, such as `MicroTimestamp`; `Text` and `Double` are our own.
         scale: of a `Decimal`.
+        of_items: the field is an array, and this is the encoding of its items.
     """
 
     name: str
     scale: int | None = None
+    of_items: bool = False
 
     @classmethod
     def of(cls, text: str) -> Encoding:
@@ -99,10 +121,10 @@ class Encoding:
             StrategyError: there is no such encoding.
         """
         found = _NAME.fullmatch(text)
-        if found is None or found[1] not in (*_UNITS, *_TEXTS, *_OTHERS):
+        if found is None or found[1] not in _NAMES:
             raise StrategyError(
                 f"Debezium has no encoding {text!r}; use one of "
-                f"{', '.join((*_UNITS, *_TEXTS, *_OTHERS))}, with the scale of a decimal: Decimal(2)"
+                f"{', '.join(_NAMES)}, with the scale of a decimal: Decimal(2)"
             )
         if found[1] == "Decimal" and found[2] is None:
             raise StrategyError("the encoding Decimal needs the scale of the column: Decimal(2)")
@@ -111,6 +133,9 @@ class Encoding:
     @property
     def annotation(self) -> Any:
         """The type of the encoded value in JSON."""
+        if self.of_items:
+            item = replace(self, of_items=False).annotation
+            return list[item | None]  # type: ignore[valid-type]
         if self.name in (*_UNITS, "Date", "UnknownNumber"):
             return int
         if self.name == "VariableScaleDecimal":
@@ -119,9 +144,12 @@ class Encoding:
 
     def decode(self, values: Array, to: pa.DataType, field: str) -> tuple[Array, dict[int, str]]:
         """Return encoded values as a column of a type, and the reason for each that does not fit."""
+        if self.of_items and is_list(values.type) and is_list(to):
+            return self._decode_items(Lists(values), to, field)
         if (unknown := _UNKNOWN.get(self.name)) is not None:
             rows = np.flatnonzero(values.is_valid())
-            reason = f"field {field}: {unknown.replace('FIELD', field.rpartition('.')[2])}"
+            name = field.rpartition(".")[2].removesuffix("[]")
+            reason = f"field {field}: {unknown.replace('FIELD', name)}"
             return _pa.nulls(len(values), to), dict.fromkeys(rows.tolist(), reason)
         try:
             cast = self._caster(to)(values)
@@ -141,18 +169,35 @@ class Encoding:
         }
         return cast.array, reasons
 
+    def _decode_items(self, lists: Lists, to: Any, field: str) -> tuple[Array, dict[int, str]]:
+        of_item = replace(self, of_items=False)
+        items, failures = of_item.decode(lists.items, to.value_type, f"{field}[]")
+        parents = lists.parents()
+        reasons = {int(parents[item]): reason for item, reason in reversed(failures.items())}
+        if not to.value_field.nullable:
+            absent = lists.of_items(null_rows(lists.items))
+            for row in () if absent is None else np.flatnonzero(absent).tolist():
+                reasons.setdefault(row, f"field {field}[]: null")
+        return lists.with_items(items, to), reasons
+
     def __str__(self) -> str:
         return self.name if self.scale is None else f"{self.name}({self.scale})"
 
     def _caster(self, to: pa.DataType) -> Callable[[Array], Cast]:
         types = pa.types
         is_time = types.is_temporal(to)
+        if self.name in _BYTES and types.is_binary(to):
+            return partial(_bytes, decode=_BYTES[self.name])
         if self.name == "Date" and is_time:
             return lambda values: _after(_days(values), to)
         if self.name in _UNITS and is_time:
             kind: Any = {"timestamp": pa.timestamp, "time": _time, "duration": pa.duration}
             make = kind[self.name.lower().removeprefix("micro").removeprefix("nano")]
+            if make is _time and types.is_duration(to):  # MySQL's TIME has up to 838 hours
+                make = pa.duration
             return partial(_ticks, kind=make(_UNITS[self.name]), to=to)
+        if self.name in _TEXTS and types.is_duration(to):
+            return partial(_spans, to=to)
         if self.name in _TEXTS and is_time:
             return lambda values: fit(
                 values if types.is_timestamp(to) else pc.replace_substring_regex(values, _UTC, ""),
@@ -171,8 +216,10 @@ def values_are_numbers(to: pa.DataType) -> bool:
     )
 
 
-def special(to: pa.DataType) -> bool:
-    """Return whether Debezium has several encodings for the values of a column."""
+def special(to: Any) -> bool:
+    """Return whether Debezium has several encodings for the values of a column, or for the items of lists."""
+    if is_list(to):
+        return special(to.value_type)
     return pa.types.is_temporal(to) or pa.types.is_decimal(to)
 
 
@@ -194,6 +241,41 @@ def _days(values: Array) -> Cast:
 def _ticks(values: Array, kind: pa.DataType, to: Any) -> Cast:
     narrow = fit(values, pa.int32() if kind.bit_width == 32 else pa.int64())
     return _after(narrow._replace(array=narrow.array.cast(kind)), to)
+
+
+def _spans(values: Array, to: Any) -> Cast:
+    """Parse `P0Y0M3DT4H5M6.78S`; months and years have no length, so that none is taken."""
+    found: list[int | None] = []
+    bad = np.zeros(len(values), np.bool_)
+    for row, text in enumerate(values.to_pylist()):
+        found.append(None if text is None else _nanoseconds(text))
+        bad[row] = text is not None and found[-1] is None
+    return _after(Cast(pa.array(found, pa.int64()).cast(pa.duration("ns")), bad), to)
+
+
+def _nanoseconds(text: str) -> int | None:
+    parts = _SPAN.fullmatch(text)
+    if parts is None or not any(parts.groups()):
+        return None
+    total = sum(
+        Decimal(part) * seconds
+        for part, seconds in zip(parts.groups(), _SECONDS, strict=True)
+        if part is not None
+    )
+    ticks = total * 10**9
+    return int(ticks) if ticks == int(ticks) and abs(ticks) < 2**63 else None
+
+
+def _bytes(values: Array, decode: Callable[[str], bytes]) -> Cast:
+    found: list[bytes | None] = []
+    bad = np.zeros(len(values), np.bool_)
+    for row, text in enumerate(values.to_pylist()):
+        try:
+            found.append(None if text is None else decode(text))
+        except ValueError:
+            bad[row] = True
+            found.append(None)
+    return Cast(pa.array(found, pa.binary()), bad if bad.any() else None)
 
 
 def _decimals(values: Array, scale: int | None) -> Cast:
@@ -225,14 +307,23 @@ def _decimal(value: Any, scale: int | None) -> str:
 def encodings_of_schema(fields: list[Mapping[str, Any]]) -> dict[str, Encoding]:
     """Return the encodings that a Connect schema names, by field: those of decimals, times and plain text."""
     found = {}
-    for each in fields:
-        name = each.get("name")
-        if name is None and each.get("type") == "string":
-            found[str(each.get("field"))] = Encoding("Text")
-        scale = (each.get("parameters") or {}).get("scale")
-        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            continue
-        last = name.rpartition(".")[2]
-        if last in (*_UNITS, *_TEXTS, *_OTHERS) and name != last:
-            found[str(each.get("field"))] = Encoding(last, None if scale is None else int(scale))
+    for field in fields:
+        is_array = field.get("type") == "array"
+        described = (field.get("items") or {}) if is_array else field
+        encoding = _encoding_of(described)
+        if encoding is not None:
+            found[str(field.get("field"))] = replace(encoding, of_items=is_array)
     return found
+
+
+def _encoding_of(described: Mapping[str, Any]) -> Encoding | None:
+    name = described.get("name")
+    if name is None and described.get("type") == "string":
+        return Encoding("Text")
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        return None
+    scale = (described.get("parameters") or {}).get("scale")
+    last = name.rpartition(".")[2]
+    if last not in _NAMES or name == last:
+        return None
+    return Encoding(last, None if scale is None else int(scale))

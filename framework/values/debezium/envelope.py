@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...columns.kinds import Lists
 from ..value_format import REQUIRED
 from .positions import SOURCE
 
@@ -158,10 +159,18 @@ def refuse_unavailable(
 def unavailable(values: Array, text: str) -> NDArray[np.bool_] | None:
     """Return which values stand for one that the source did not send; None if there are none.
 
-    Debezium sends the placeholder as text; bytes in base64; an array of texts with it as its only item, one
-    of integers or dates with its bytes as items, one of UUIDs with the UUID that Java makes of its bytes.
+    Debezium sends the placeholder as text; bytes in base64 or hexadecimal; hstore as its only key and value,
+    also in JSON; an array of texts with it as its only item, one of integers or dates with its bytes as
+    items, one of UUIDs with the UUID that Java makes of its bytes.
     """
     kind, encoded = values.type, text.encode()
+    if pa.types.is_map(kind):
+        pairs = Lists(values)
+        alone = (pairs.lengths == 1) & ~values.is_null().to_numpy(zero_copy_only=False)
+        keys = unavailable(pc.struct_field(pairs.items, [0]), text)
+        return (
+            None if keys is None else np.isin(np.arange(len(values)), pairs.parents()[keys]) & alone
+        )
     if pa.types.is_list(kind):
         of_numbers = pa.types.is_integer(kind.value_type)
         size = len(encoded) if of_numbers else 1
@@ -179,7 +188,13 @@ def unavailable(values: Array, text: str) -> NDArray[np.bool_] | None:
     if isinstance(kind, pa.UuidType):
         marks: Any = _pc.equal(values.storage, pa.scalar(_java_uuid(encoded).bytes, pa.binary(16)))
     elif pa.types.is_string(kind):
-        texts = [text, base64.b64encode(encoded).decode(), str(_java_uuid(encoded))]
+        texts = [
+            text,
+            base64.b64encode(encoded).decode(),
+            encoded.hex(),
+            str(_java_uuid(encoded)),
+            f'{{"{text}":"{text}"}}',
+        ]
         marks = _pc.is_in(values, pa.array(texts))
     elif pa.types.is_binary(kind):
         marks = _pc.equal(values, pa.scalar(encoded, kind))

@@ -7,6 +7,7 @@ fields are text, and those that differ are left to the next pass.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import (
     TYPE_CHECKING,
@@ -20,9 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...columns.kinds import is_list
 from ...errors import StrategyError
 from ..json.json_format import Json
-from ..schemas import hints_of, row_type
+from ..schemas import NAMED_BY_KEYS, hints_of, row_type
 from .encodings import Encoding, encodings_of_schema, special
 from .envelope import Envelopes, Raw, RowColumn, no_source
 from .mongo import documents
@@ -60,6 +62,7 @@ Encodings = tuple[tuple[str, Encoding], ...]
 
 
 _TEXT: Final = Encoding("Text")
+_TEXT_OF_BYTES: Final = Encoding("UnknownBytes")
 _NO_NUMBERS: Final = ("NaN", "Infinity", "-Infinity")
 """Floats as the converter of JSON sends them: as text."""
 
@@ -96,7 +99,6 @@ class JsonEnvelopes:
         flattened: bool,
     ) -> None:
         self._source = source
-        self._given = dict(encodings)
         self._times = times
         self._decimals = decimals
         self._flattened = flattened
@@ -109,6 +111,11 @@ class JsonEnvelopes:
         self.columns = [
             RowColumn(each.name, each.key, each.type, not each.nullable) for each in rows.columns
         ]
+        of_items = {each.key for each in self.columns if is_list(each.type)}
+        self._given = {
+            key: replace(each, of_items=key in of_items) for key, each in encodings.items()
+        }
+        self._bytes = {each.key for each in self.columns if pa.types.is_binary(each.type)}
         self._special = {each.key: each.type for each in self.columns if special(each.type)}
         self._floats = [each.key for each in self.columns if pa.types.is_floating(each.type)]
         if unknown := set(encodings) - {each.key for each in self.columns}:
@@ -128,6 +135,9 @@ class JsonEnvelopes:
     ) -> Iterator[Envelopes]:
         named = _encodings_of(schema).items()
         known = {key: each for key, each in named if each.name != "Text" or key in self._special}
+        known |= {
+            key: _TEXT_OF_BYTES for key, each in named if each == _TEXT and key in self._bytes
+        }
         known |= self._given
         usual = self._sniff(payloads, known)
         found = self._decode(rows, payloads, *usual)
@@ -181,10 +191,11 @@ class JsonEnvelopes:
                         continue
                     for key in unknown:
                         value = row.get(key)
-                        if value is not None and key not in found:
-                            found[key] = self._guess(value, self._special[key])
-        for key in unknown:
-            found.setdefault(key, Encoding("Text"))  # all are null
+                        guess = self._guess(value, self._special[key])
+                        if guess is not None and key not in found:
+                            found[key] = guess
+        for key in unknown:  # all are null
+            found.setdefault(key, replace(_TEXT, of_items=is_list(self._special[key])))
         return tuple(sorted(found.items())), is_document
 
     @property
@@ -197,9 +208,15 @@ class JsonEnvelopes:
         rows = [message] if self._flattened else [message.get("after"), message.get("before")]
         return [row for row in rows if isinstance(row, dict | str)]
 
-    def _guess(self, value: object, to: pa.DataType) -> Encoding:
-        """Return the encoding of a value without a schema, from the connector's settings."""
+    def _guess(self, value: Any, to: Any) -> Encoding | None:
+        """Return the encoding of a value without a schema, from the connector's settings; None of null."""
         types = pa.types
+        if is_list(to):
+            items = [each for each in value if each is not None] if isinstance(value, list) else []
+            of_item = self._guess(items[0], to.value_type) if items else None
+            return of_item and replace(of_item, of_items=True)
+        if value is None:
+            return None
         if types.is_decimal(to):
             if isinstance(value, dict):
                 return Encoding("VariableScaleDecimal")
@@ -210,9 +227,11 @@ class JsonEnvelopes:
             return Encoding("Text")
         if types.is_date(to):
             return Encoding("Date")
-        if types.is_duration(to):
+        if types.is_duration(to) and self._times not in ("connect", "nanoseconds"):
             return Encoding("MicroDuration")
         kind = "Time" if types.is_time(to) else "Timestamp"
+        if types.is_duration(to):
+            return Encoding("UnknownNumber")
         if self._times in _PREFIX:
             return Encoding(f"{_PREFIX[self._times]}{kind}")
         if kind == "Time" and self._times == "adaptive_time_microseconds":
@@ -426,7 +445,8 @@ def _members(rows: RowType, encodings: Encodings) -> list[tuple[str, Any, Any]]:
         encoding = of.get(column.key)
         hint = hints[column.attribute] if encoding is None else encoding.annotation
         default = column.default
-        if column.required or default is msgspec.NODEFAULT or encoding is not None:
+        is_encoded = encoding is not None and default != []
+        if column.required or default is msgspec.NODEFAULT or is_encoded:
             default = None
         members.append((f"f{at}", hint | None, default))
     return members
@@ -437,7 +457,9 @@ def _wire(source: Source, encodings: Encodings) -> Any:
     """Return the class of an encoded row."""
     rows = row_type(source)
     rename = {f"f{at}": column.key for at, column in enumerate(rows.columns)}
-    return msgspec.defstruct("row", _members(rows, encodings), rename=rename)
+    return msgspec.defstruct(
+        "row", _members(rows, encodings), rename=rename, namespace={NAMED_BY_KEYS: True}
+    )
 
 
 @lru_cache(maxsize=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -50,8 +51,8 @@ def _plain(value: Any) -> Any:
             return inner
         if key in ("$numberLong", "$numberInt"):
             return int(inner)
-        if key == "$numberDouble":
-            return float(inner)
+        if key == "$numberDouble":  # JSON has no NaN: its text is no number of any column
+            return float(inner) if math.isfinite(float(inner)) else inner
         if key == "$date":
             return _date(_plain(inner))
         if key == "$binary" and isinstance(inner, dict):

@@ -111,7 +111,20 @@ def test_a_decimal_of_any_exponent_is_refused_and_ends_no_process(number: str) -
         refused: dict[int, str] = {}
         column = to_column([value, None], of, refused)
         assert column.null_count == 2
-        assert refused[0].startswith(f"{of} cannot hold")
+        part = f"at a: {kind}" if isinstance(value, dict) else str(of)
+        assert refused[0].startswith(f"{part} cannot hold")
+
+
+def test_the_reason_names_the_field_of_an_object_that_is_refused() -> None:
+    kind = pa.struct([("of", OBJECT), ("to", pa.list_(pa.int8()))])
+    refused: dict[int, str] = {}
+    values = [{"of": {"a": 2**63}}, {"of": {"a": 0.5}}, {"to": [300]}, {"of": {"a": 1}, "to": [1]}]
+    assert to_column(values, kind, refused).null_count == 3
+    assert refused == {
+        0: "at of.a: int64 cannot hold 9223372036854775808",
+        1: "at of.a: int64 cannot hold 0.5",
+        2: "at to: list<item: int8> cannot hold [300]",
+    }
 
 
 @pytest.mark.parametrize("kind", [pa.decimal32(9, 2), pa.decimal128(38, 2), pa.decimal256(76, 2)])

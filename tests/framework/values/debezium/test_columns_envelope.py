@@ -41,7 +41,7 @@ VALUE = {
         },
     ],
 }
-ENVELOPE = {
+ENVELOPE: dict[str, Any] = {
     "type": "record",
     "name": "Envelope",
     "namespace": "server.public.customers",
@@ -126,6 +126,42 @@ def test_what_cannot_be_understood_fails_its_record_and_names_the_field() -> Non
     assert failures[1].startswith("field after.name: the source did not send it")
     assert failures[2].startswith("field after: null")
     assert failures[3].startswith("field source.lsn")
+
+
+def test_arrays_and_a_type_that_is_named_twice_have_the_encodings_of_their_names() -> None:
+    scaled = {
+        "type": "record",
+        "name": "io.debezium.data.VariableScaleDecimal",
+        "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
+        "connect.name": "io.debezium.data.VariableScaleDecimal",
+    }
+    fields = [
+        {
+            "name": "days",
+            "type": {"type": "array", "items": _connect("int", "io.debezium.time.Date")},
+        },
+        {"name": "a", "type": scaled},
+        {"name": "b", "type": ["null", scaled["name"]]},
+        {"name": "tags", "type": {"type": "map", "values": "string"}},
+    ]
+    row = {"type": "record", "name": "Value", "fields": fields}
+    before, *others = ENVELOPE["fields"]
+    envelope: Any = {**ENVELOPE, "fields": [{**before, "type": ["null", row]}, *others]}
+    number = {"scale": 1, "value": b"\x0f"}
+    toast = "__debezium_unavailable_value"
+    source = {"connector": "postgresql", "ts_ms": 5, "lsn": 7}
+    values = []
+    for tags in ({"x": "y"}, {toast: toast}):
+        into = BytesIO()
+        after = {"days": [19_675], "a": number, "b": number, "tags": tags}
+        change = {"before": None, "after": after, "source": source, "op": "c", "transaction": None}
+        fastavro.schemaless_writer(into, fastavro.parse_schema(envelope), change)
+        values.append(into.getvalue())
+    columns, failures = Debezium(Avro(envelope)).decode(pa.array(values, pa.binary()))
+    found = columns.to_pylist()[0]
+    assert (found["days"], found["a"], found["b"]) == ([dt.date(2023, 11, 14)], "1.5", "1.5")
+    assert list(failures) == [1]
+    assert failures[1].startswith("field after.tags: the source did not send it")
 
 
 def test_a_copy_in_another_process_reads_the_same() -> None:

@@ -251,6 +251,115 @@ def test_each_encoding_of_a_schema_becomes_the_value(
     assert deleted["before"][name] == deleted[name] == expected
 
 
+class Lists(msgspec.Struct):
+    id: int
+    days: list[dt.date | None] = []
+    ats: list[dt.datetime] = []
+    times: list[dt.time] = []
+    prices: list[Decimal | None] = []
+    numbers: list[int] = []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "encoding", "value", "expected"),
+    [
+        ("days", "int32", f"{TIME}Date", [DAY[1], None], [DAY[0], None]),
+        ("ats", "int64", f"{TIME}MicroTimestamp", [MICROS], [AT]),
+        ("ats", "string", f"{TIME}ZonedTimestamp", ["2023-11-14T22:13:20.123456Z"], [AT]),
+        ("times", "int64", f"{TIME}MicroTime", [43_200_001_000], [NOON]),
+        ("prices", "bytes", f"{CONNECT}Decimal", [_bytes(5), None], [Decimal("0.05"), None]),
+        ("numbers", "int64", f"{TIME}MicroTimestamp", [MICROS], [MICROS]),
+        (
+            "prices",
+            "struct",
+            "io.debezium.data.VariableScaleDecimal",
+            [{"scale": 3, "value": _bytes(1500)}],
+            [Decimal("1.5")],
+        ),
+    ],
+)
+def test_the_items_of_an_array_have_the_encoding_that_its_schema_names(
+    name: str, kind: str, encoding: str, value: object, expected: object
+) -> None:
+    scale = {"scale": "2"} if encoding.endswith("connect.data.Decimal") else {}
+    items = field("item", kind, encoding, **scale)
+    described = {"type": "array", "field": name, "optional": True, "items": items}
+    schema = schema_of(field("id", "int64"), described)
+    found = one(event("c", None, {"id": 1, name: value}, schema=schema), row=Lists)
+    assert found[name] == expected
+
+
+def test_arrays_without_a_schema_need_the_settings_that_other_fields_need() -> None:
+    assert "field after.ats[]: the unit" in reason(
+        event("c", None, {"id": 1, "ats": [1]}), row=Lists
+    )
+    unknown = event("c", None, {"id": 1, "prices": ["1234"]})  # also base64 of another number
+    assert "field after.prices[]: the scale" in reason(unknown, row=Lists)
+    values = event("c", None, {"id": 1, "ats": [MICROS], "prices": [_bytes(5)]})
+    found = one(values, row=Lists, encodings={"ats": "MicroTimestamp", "prices": "Decimal(2)"})
+    assert (found["ats"], found["prices"]) == ([AT], [Decimal("0.05")])
+    misfit = event("c", None, {"id": 1, "days": [1, 2**40], "times": [None]})
+    assert "field after.days[]: Date 1099511627776" in reason(misfit, row=Lists)
+    lacking = event("c", None, {"id": 1, "times": [None, "12:00:00"]})
+    assert reason(lacking, row=Lists) == "field after.times[]: null"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "value", "expected"),
+    [
+        (f"{TIME}Interval", "P0Y0M3DT4H5M6.78S", dt.timedelta(3, 14_706, 780_000)),
+        (f"{TIME}Interval", "P0Y0M-3DT0H0M0.0S", dt.timedelta(-3)),
+        (f"{TIME}Interval", "P1Y0M0DT0H0M0S", None),  # a year has no length
+        (f"{TIME}Interval", "P0Y0M0DT0H0M0.0000001S", None),
+        (f"{TIME}MicroTime", -838 * 3_600 * 10**6, dt.timedelta(hours=-838)),  # TIME of MySQL
+    ],
+)
+def test_spans_are_durations_if_they_have_no_months(
+    encoding: str, value: object, expected: dt.timedelta | None
+) -> None:
+    kind = "string" if isinstance(value, str) else "int64"
+    schema = schema_of(field("id", "int64"), field("span", kind, encoding))
+    event_ = event("c", None, {"id": 1, "span": value}, schema=schema)
+    if expected is None:
+        assert f"field after.span: Interval {value!r} does not fit" in reason(event_, row=Order)
+    else:
+        assert one(event_, row=Order)["span"] == expected
+
+
+def test_bytes_that_a_connector_sends_as_text_are_read_as_it_is_told_and_not_guessed() -> None:
+    class File(msgspec.Struct):
+        id: int
+        data: bytes
+
+    schema = schema_of(field("id", "int64"), field("data", "string"))
+    value = event("c", None, {"id": 1, "data": "deadbeef"}, schema=schema)
+    assert "binary.handling.mode" in reason(value, row=File)
+    assert one(value, row=File, encodings={"data": "Hex"})["data"] == b"\xde\xad\xbe\xef"
+    assert one(value, row=File, encodings={"data": "Base64"})["data"] == base64.b64decode(
+        "deadbeef"
+    )
+    bad = event("c", None, {"id": 1, "data": "xyz"}, schema=schema)
+    assert "field after.data: Hex 'xyz'" in reason(bad, row=File, encodings={"data": "Hex"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (dict[str, str], {"__debezium_unavailable_value": "__debezium_unavailable_value"}),
+        (str, '{"__debezium_unavailable_value":"__debezium_unavailable_value"}'),
+        (str, b"__debezium_unavailable_value".hex()),
+    ],
+)
+def test_hstore_and_bytes_in_hex_that_the_source_did_not_send_are_no_value(
+    kind: Any, value: object
+) -> None:
+    cls = msgspec.defstruct("Large", [("id", int), ("x", kind)])
+    assert "did not send it" in reason(event("u", None, {"id": 1, "x": value}), row=cls)
+    if kind is not str:
+        there = event("u", None, {"id": 1, "x": {"a": "b", "c": "d"}})
+        assert one(there, row=cls)["x"] == [("a", "b"), ("c", "d")]
+
+
 def test_a_schema_that_says_text_has_decimals_as_text() -> None:
     """As `decimal.handling.mode=string` sends them; other fields stay what they are."""
     schema = schema_of(field("id", "string"), field("price", "string"))
@@ -401,6 +510,12 @@ def test_documents_of_mongodb_are_read_from_extended_json() -> None:
     assert "update_full" in reason(event("u", None, None, connector="mongodb"), row=Account)
     bad = event("u", None, '{"_id": "x", "visits": "many"}', connector="mongodb")
     assert "after.visits" in reason(bad, row=Account)
+
+    class Measured(msgspec.Struct):
+        x: float | None
+
+    no_number = event("u", None, '{"x": {"$numberDouble": "NaN"}}', connector="mongodb")
+    assert "field after.x" in reason(no_number, row=Measured)
 
 
 class Keyed(TypedDict):
