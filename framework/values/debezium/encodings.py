@@ -26,7 +26,7 @@ import base64
 import binascii
 import re
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -86,8 +86,8 @@ _UNKNOWN: Final = {
 _MOST_SCALE: Final = 20_000  # PostgreSQL has up to 16,383
 _UTC: Final = r"(Z|[+]00(:?00)?)$"
 _SPAN: Final = re.compile(
-    r"P(?:[+-]?0+Y)?(?:[+-]?0+M)?(?:([+-]?\d+)D)?"
-    r"(?:T(?:([+-]?\d+)H)?(?:([+-]?\d+)M)?(?:([+-]?\d+(?:\.\d+)?)S)?)?"
+    r"P(?:[+-]?0Y)?(?:[+-]?0M)?(?:([+-]?\d{1,9})D)?"
+    r"(?:T(?:([+-]?\d{1,9})H)?(?:([+-]?\d{1,9})M)?(?:([+-]?\d{1,12}(?:\.\d{1,12})?)S)?)?"
 )
 _SECONDS: Final = (86_400, 3_600, 60, 1)
 
@@ -257,13 +257,10 @@ def _nanoseconds(text: str) -> int | None:
     parts = _SPAN.fullmatch(text)
     if parts is None or not any(parts.groups()):
         return None
-    total = sum(
-        Decimal(part) * seconds
-        for part, seconds in zip(parts.groups(), _SECONDS, strict=True)
-        if part is not None
-    )
-    ticks = total * 10**9
-    return int(ticks) if ticks == int(ticks) and abs(ticks) < 2**63 else None
+    ticks = Fraction(0)
+    for part, seconds in zip(parts.groups(), _SECONDS, strict=True):
+        ticks += Fraction(part or "0") * seconds * 10**9
+    return int(ticks) if ticks.denominator == 1 and abs(ticks) < 2**63 else None
 
 
 def _bytes(values: Array, decode: Callable[[str], bytes]) -> Cast:
