@@ -21,8 +21,9 @@ import clickhouse_connect
 from rich.console import Console
 from rich.table import Table
 
-from demo.processes import Children, free_port
+from demo.processes import Children
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 
 PARTITIONS = 4
 VALUE = b"x" * 100

@@ -18,9 +18,10 @@ import anyio
 import structlog
 from rich.console import Console
 
-from demo.processes import Children, free_port
+from demo.processes import Children
 from kmr import Collect, Record, Strategy, map_record
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 from kmr.settings import Settings
 from kmr.worker import Worker
 

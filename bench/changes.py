@@ -30,9 +30,9 @@ from rich.console import Console
 
 import kmr
 from chaos.postgres import PostgresServer
-from demo.processes import free_port
 from kmr import Debezium, Json, Strategy
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 from kmr.sinks import ClickHouseWriter, PostgresWriter, StreamWriter
 
 if TYPE_CHECKING:

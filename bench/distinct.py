@@ -25,9 +25,10 @@ import pyarrow as pa
 import structlog
 from rich.console import Console
 
-from demo.processes import Children, free_port
+from demo.processes import Children
 from kmr import Distinct, Json, Strategy
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 from kmr.delivery.announcement import Generation, LookBack
 from kmr.kafka.connection import consumer_config
 from kmr.kafka.consumer import CommitOffset

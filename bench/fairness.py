@@ -25,9 +25,10 @@ import numpy as np
 import structlog
 from rich.console import Console
 
-from demo.processes import Children, free_port
+from demo.processes import Children
 from kmr import Strategy, map_batch
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 from kmr.service.process import freeze_modules, keep_freed_memory
 from kmr.settings import Settings
 from kmr.types import Reducer

@@ -21,8 +21,9 @@ import anyio
 from rich.console import Console
 
 from bench.process import cpu_seconds
-from demo.processes import Children, free_port, give_up_after
+from demo.processes import Children, give_up_after
 from kmr import Strategy, map_batch
+from kmr.chaos.services import free_port
 from kmr.sinks import StreamWriter
 
 if TYPE_CHECKING:

@@ -23,9 +23,10 @@ from rich.table import Table
 
 from bench.process import cpu_seconds
 from bench.workers import until
-from demo.processes import Children, free_port
+from demo.processes import Children
 from kmr import Strategy
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 from kmr.sinks import RangeRows, RangeWriter
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from demo.processes import free_port
+from kmr.chaos.services import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

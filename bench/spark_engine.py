@@ -28,8 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.spark_runs import QUERIES, SMALL, SMALL_BATCHES
-from demo.processes import Children, free_port
+from demo.processes import Children
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 from kmr.spark.jvm import JvmNotFound, find_jvm
 
 if TYPE_CHECKING:

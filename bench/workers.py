@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.consume import NullWriter
-from demo.processes import Children, free_port
+from demo.processes import Children
 from kmr import Strategy, map_record
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 from kmr.observe.status import WorkerStatus
 
 if TYPE_CHECKING:

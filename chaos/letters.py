@@ -21,8 +21,9 @@ import anyio.abc
 import clickhouse_connect
 from rich.console import Console
 
-from demo.processes import Children, free_port
+from demo.processes import Children
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,9 @@ import aiohttp
 import anyio
 
 from demo.outcome import GROUP, STRATEGY, Outcome, fetch_status, history_flags
-from demo.processes import STALL, Child, ChildFailed, Children, free_port, give_up_after
+from demo.processes import STALL, Child, ChildFailed, Children, give_up_after
 from demo.services import PARTITIONS, TOPIC
+from kmr.chaos.services import free_port
 from kmr.delivery.announcement import history_group
 from kmr.kafka.admin import connect_admin
 

@@ -9,9 +9,10 @@ import aiohttp
 import anyio
 
 from demo.outcome import GROUP, STRATEGY, Outcome, fetch_status
-from demo.processes import STALL, Child, ChildFailed, Children, free_port, give_up_after
+from demo.processes import STALL, Child, ChildFailed, Children, give_up_after
 from demo.producing import RECORDS_PER_SECOND, produce
 from demo.services import TOPIC
+from kmr.chaos.services import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +22,6 @@ __all__ = [
     "Child",
     "ChildFailed",
     "Children",
-    "free_port",
     "give_up_after",
     "session_members",
 ]
@@ -35,7 +32,6 @@ STALL: Final = 300.0
 STOP_TIMEOUT: Final = 30.0
 LEFT_TIMEOUT: Final = 5.0
 _POLL: Final = 0.05
-_PORTS: Final = range(20_000, 30_000)
 _PROCESSES: Final = Path("/proc")
 
 
@@ -241,16 +237,3 @@ def _kill_session(session: int) -> None:
     for member in session_members(session):
         with suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)
-
-
-def free_port() -> int:
-    """A free port of loopback.
-
-    Not one that the system gives to connections: asking such a port whether its server is there yet may
-    connect it to itself, and Spark, which opens several, may take it before the server does.
-    """
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise ChildFailed(f"no port between {_PORTS[0]} and {_PORTS[-1]} of 127.0.0.1 is free")

@@ -9,7 +9,7 @@ import anyio
 import clickhouse_connect
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from demo.processes import free_port
+from kmr.chaos.services import free_port
 
 if TYPE_CHECKING:
     from demo.processes import Children

@@ -17,10 +17,11 @@ import pyarrow as pa
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from rich.console import Console
 
-from demo.processes import Children, free_port, give_up_after
+from demo.processes import Children, give_up_after
 from interop.checks import CheckFailed, Checks
 from interop.delta_strategy import DEATH, JARS, PATH, settings_of
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 from kmr.errors import StrategyError
 from kmr.reducers.reducer import Context, Retry
 from kmr.sinks.spark.writer import SparkWriter

@@ -13,7 +13,7 @@ import anyio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from demo.processes import free_port
+from kmr.chaos.services import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,10 +13,11 @@ import anyio
 import clickhouse_connect
 import msgspec
 
-from demo.processes import free_port, give_up_after
+from demo.processes import give_up_after
 from demo.services import create_tables
 from interop.checks import CheckFailed
 from kmr.broker.client import BatchProducer
+from kmr.chaos.services import free_port
 
 if TYPE_CHECKING:
     from demo.processes import Child, Children

@@ -13,8 +13,9 @@ import anyio
 from bench.broker.gang import Client, ClientFailed
 from bench.broker.measuring import fresh_topic, raw, run
 from bench.broker.servers import Server
-from demo.processes import Children, free_port
+from demo.processes import Children
 from kmr.broker import Broker, BrokerSettings
+from kmr.chaos.services import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

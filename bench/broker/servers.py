@@ -14,10 +14,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from bench.process import cpu_seconds
-from demo.processes import Children, free_port
+from demo.processes import Children
 from interop.lock import LOCK
 from interop.maven import FetchFailed, fetch, read_lock
 from interop.nodes import DISTRIBUTED_JVM, Cluster
+from kmr.chaos.services import free_port
 from kmr.spark.jvm import JvmNotFound, cache_directory, find_jvm
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from rich.table import Table
 from bench.process import cpu_seconds, resident_kib
 from bench.wide.producer import send
 from bench.wide.strategies import DDL, TABLE
-from demo.processes import Children, free_port, give_up_after
+from demo.processes import Children, give_up_after
+from kmr.chaos.services import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 STOP_TIMEOUT: Final = 40.0
 START_TIMEOUT: Final = 90.0
 """Seconds for a service to be ready, on a machine that has much else to do."""
+_PORTS: Final = range(20_000, 30_000)
 _KMR: Final = (
     "from kmr.service.process import end_with_parent; end_with_parent({parent}); "
     "from kmr.cli import main; main()"
@@ -321,18 +322,16 @@ def _without_settings() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A free port of loopback that no outgoing connection is given by chance.
+    """Return a free port of loopback that no outgoing connection is given by chance.
 
     A port of the ephemeral range can be taken while its service is being restarted, even by a client
     that connects to it, and so to itself.
     """
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = random.SystemRandom()
-    while True:
-        port = candidates.randrange(10_000, max(lowest, 10_001))
+    for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise ServiceFailed(f"no port between {_PORTS[0]} and {_PORTS[-1]} of 127.0.0.1 is free")
 
 
 class ProcessRecord:

@@ -8,7 +8,7 @@ from ..loading import load_strategy
 from .validate import Outline, ReducerOutline, outline_of
 
 Format = Literal["text", "mermaid"]
-Box = tuple[str, ...]
+BoxText = tuple[str, ...]
 """The lines of text in one box."""
 
 _WIDEST = 40
@@ -34,7 +34,7 @@ def draw(outline: Outline, form: Format) -> str:
     name = "none" if mapped.function is None else mapped.function.rpartition(".")[2]
     per = f"{'async, ' if mapped.is_async else ''}per {mapped.per}"
     what = [mapped.formats(), per if mapped.function is not None else ""]
-    main: list[Box] = [
+    main: list[BoxText] = [
         ("consumer", "polls, pauses, seeks"),
         (f"map {name}", ", ".join(filter(None, what))),
         *([("distinct", "; ".join(outline.distinct))] if outline.distinct else []),
@@ -54,11 +54,11 @@ def _short(name: str) -> str:
     return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 3]}..."
 
 
-def _box(reducer: ReducerOutline) -> Box:
+def _box(reducer: ReducerOutline) -> BoxText:
     return (f"{reducer.stage} {reducer.reducer}", f"flush at {reducer.limits()}")
 
 
-def _text(main: list[Box], err: Box | None) -> str:
+def _text(main: list[BoxText], err: BoxText | None) -> str:
     """Draw the boxes below each other, and the error reducer to the right between map and commit."""
     width = max(len(line) for box in main for line in box) + 2
     lines: list[str] = []
@@ -80,7 +80,7 @@ def _text(main: list[Box], err: Box | None) -> str:
     return "\n".join(_beside(lines, tops, width, err))
 
 
-def _beside(lines: list[str], tops: list[int], width: int, err: Box) -> list[str]:
+def _beside(lines: list[str], tops: list[int], width: int, err: BoxText) -> list[str]:
     """Add the error reducer and its lines from the map and to the commit; `tops` are those of the boxes."""
     failures, acks = tops[1] + 1, tops[-1] + 1
     err_width = max(map(len, err)) + 2
@@ -104,7 +104,7 @@ def _with(line: str, at: int, character: str) -> str:
     return line[:at] + character + line[at + 1 :]
 
 
-def _mermaid(main: list[Box], err: Box | None) -> str:
+def _mermaid(main: list[BoxText], err: BoxText | None) -> str:
     names = [f"s{position}" for position in range(len(main))]
     lines = ["flowchart LR"]
     lines += [f'    {name}["{_in_mermaid(box)}"]' for name, box in zip(names, main, strict=True)]
@@ -115,5 +115,5 @@ def _mermaid(main: list[Box], err: Box | None) -> str:
     return "\n".join(lines)
 
 
-def _in_mermaid(box: Box) -> str:
+def _in_mermaid(box: BoxText) -> str:
     return "<br/>".join(escape(line, quote=False).replace('"', "#quot;") for line in box)

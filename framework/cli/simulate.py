@@ -93,9 +93,9 @@ def simulate(
             return _replay(simulator, replay, trace)
         processes = min(jobs or processor_limit(), -(-schedules // _SHARE))
         if processes == 1:
-            done = simulator.search(schedules, seed, _Progress(schedules).count)
+            done = simulator.search(schedules, seed, _SearchProgress(schedules).count)
         else:
-            load = _Load(strategy, _read(records), topic, partitions)
+            load = _SimulatorArguments(strategy, _read(records), topic, partitions)
             done = _search_in_processes(simulator, load, schedules, seed, processes)
         if done.failing is None:
             _say(
@@ -112,7 +112,7 @@ def simulate(
     return 1
 
 
-class _Load(NamedTuple):
+class _SimulatorArguments(NamedTuple):
     """What a process needs to make the same `Simulator`."""
 
     strategy: str
@@ -124,7 +124,7 @@ class _Load(NamedTuple):
 _simulator: list[Simulator] = []  # one, in each process that searches
 
 
-def _begin(load: _Load) -> None:
+def _begin(load: _SimulatorArguments) -> None:
     from ..simulation.simulate import Simulator
 
     _simulator.append(
@@ -146,13 +146,13 @@ def _search_share(schedules: int, seed: int) -> tuple[int, float, str]:
 
 
 def _search_in_processes(
-    simulator: Simulator, load: _Load, schedules: int, seed: int, processes: int
+    simulator: Simulator, load: _SimulatorArguments, schedules: int, seed: int, processes: int
 ) -> Simulated:
     """Do what `simulator.search` does, in shares; the schedule that fails is the one of the lowest seed."""
     from ..simulation.simulate import Failing, Simulated
 
     firsts = range(0, schedules, _SHARE)
-    progress, ran, seconds = _Progress(schedules), 0, 0.0
+    progress, ran, seconds = _SearchProgress(schedules), 0, 0.0
     with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (load,)) as pool:
         sizes = [min(_SHARE, schedules - first) for first in firsts]
         for share, virtual, broken in pool.map(_search_share, sizes, [seed + n for n in firsts]):
@@ -224,7 +224,7 @@ def generated() -> list[bytes]:
     ]
 
 
-class _Progress:
+class _SearchProgress:
     """Shows the progress of the search in a terminal."""
 
     def __init__(self, schedules: int) -> None:

@@ -32,7 +32,7 @@ _STOP_TIMEOUT: Final = 5.0  # seconds
 _LOOK: Final = 1.0  # seconds after which a topic that is followed is looked at, for new partitions
 
 
-class Progress:
+class ReadingProgress:
     """How far `read_topic` is.
 
     Attributes:
@@ -125,7 +125,7 @@ class RecordSelection:
     since: int | None = None
     follow: bool = False
     caught_up: Callable[[], None] | None = None
-    progress: Progress | None = None
+    progress: ReadingProgress | None = None
     spans: Mapping[int, tuple[int, int]] | None = None
     isolation_level: IsolationLevel = "read_committed"
 
@@ -145,7 +145,7 @@ async def read_topic(
     async with _reader(config, topic, window.isolation_level, options) as (consumer, fetcher):
         starts, ends = await _bounds(consumer, config, topic, window)
         behind = {at: end for at, end in ends.items() if starts[at] < end}
-        caught_up, progress = window.caught_up, window.progress or Progress()
+        caught_up, progress = window.caught_up, window.progress or ReadingProgress()
         if window.progress is not None:
             progress.begin(consumer, fetcher, {at: (starts[at], end) for at, end in ends.items()})
         if window.follow:

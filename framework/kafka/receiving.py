@@ -93,7 +93,7 @@ class ResponseReceiver(asyncio.BufferedProtocol):
         """Do as `AIOKafkaConnection._handle_frame`, which would copy the response once more."""
         connection = self._connection
         correlation_id, request, future = connection._requests[0]
-        source = _Source(response)
+        source = _ResponseBytes(response)
         if (
             request is None
             or request.parse_response_header(source).correlation_id != correlation_id
@@ -106,7 +106,7 @@ class ResponseReceiver(asyncio.BufferedProtocol):
         connection._requests.popleft()
 
 
-class _Source:
+class _ResponseBytes:
     """What aiokafka decodes a response from."""
 
     __slots__ = ("_at", "_data")

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from ..errors import ConsumerError
-from ..kafka.reading import Progress, RecordSelection, read_topic
+from ..kafka.reading import ReadingProgress, RecordSelection, read_topic
 from ..service.threads import run_in_thread
 from .columns_table import ColumnsStore
 from .follower import Follower
@@ -49,7 +49,7 @@ class TopicFollower(Follower):
         super().__init__(name, lookup)
         self._lookup, self._config = lookup, config
         self._make = ColumnsStore if as_columns else ObjectsStore
-        self._progress = Progress()
+        self._progress = ReadingProgress()
         self._applied: dict[TopicPartition, int] = {}
         self._rejected = 0
 
@@ -79,7 +79,7 @@ class TopicFollower(Follower):
 
     async def _read(self, loaded: asyncio.Future[None]) -> None:
         store = self._make(self.name, self._lookup)
-        progress = self._progress = Progress()
+        progress = self._progress = ReadingProgress()
         self._applied = {}
         said = anyio.current_time()
         times: dict[int, int] = {}

@@ -57,7 +57,7 @@ class CallOutcome:
         raise error
 
 
-class _Window:
+class _BatchCalls:
     """The calls of one batch: those that have not begun, and the outcomes of the others."""
 
     def __init__(self, calls: Sequence[Any], options: CallOptions, stop: Stop | None) -> None:
@@ -112,7 +112,7 @@ def make_calls(
     Returns:
         The outcomes in the order of the calls; fewer than calls if it was stopped.
     """
-    window = _Window(calls, options, stop)
+    window = _BatchCalls(calls, options, stop)
 
     def work() -> None:
         while (taken := window.next()) is not None:
@@ -151,7 +151,7 @@ async def make_calls_async(
     stop: Stop | None,
 ) -> list[CallOutcome]:
     """Call a coroutine function with each of the arguments, in tasks. See `make_calls`."""
-    window = _Window(calls, options, stop)
+    window = _BatchCalls(calls, options, stop)
 
     async def call(argument: Any) -> Any:
         if options.timeout is None:

@@ -291,7 +291,7 @@ class Executor:
         return await run_in_thread(batch.cut, most, abandon_on_cancel=True, limiter=self._limiter)
 
 
-class _Done(NamedTuple):
+class _ProcessAnswer(NamedTuple):
     """The outcome of a call in another process, its process id, and the text that it wrote meanwhile."""
 
     result: Any
@@ -300,7 +300,7 @@ class _Done(NamedTuple):
     stderr: str
 
 
-class _Text(StringIO):
+class _CapturedStream(StringIO):
     """A standard stream of another process, read after each call."""
 
     def __init__(self, *, terminal: bool) -> None:
@@ -325,7 +325,7 @@ def _call_here(
     parent: int,
     terminal: bool,
     always: tuple[tuple[str, object], ...],
-) -> _Done:
+) -> _ProcessAnswer:
     """Call a pickled function in a process of anyio's."""
     stdout, stderr = _prepare_process(logs, parent=parent, terminal=terminal, always=always)
     try:
@@ -333,7 +333,7 @@ def _call_here(
         result = pickle.loads(call)(*arguments)  # noqa: S301  our own bytes
     except BaseException as error:  # noqa: BLE001  raised by `Executor._in_process`
         result = as_exception(error)
-    return _Done(result, os.getpid(), stdout.take(), stderr.take())
+    return _ProcessAnswer(result, os.getpid(), stdout.take(), stderr.take())
 
 
 def _apply_here(
@@ -391,7 +391,7 @@ def _expire(stop: Stop, done: Event) -> None:
 @cache
 def _prepare_process(
     logs: LogSettings, *, parent: int, terminal: bool, always: tuple[tuple[str, object], ...]
-) -> tuple[_Text, _Text]:
+) -> tuple[_CapturedStream, _CapturedStream]:
     """Collect what is printed and logged: anyio sends it to nowhere. End with the worker.
 
     The file descriptors cannot be used: that of stdout carries the results, and that of stderr is a pipe
@@ -399,6 +399,9 @@ def _prepare_process(
     """
     end_with_parent(parent)  # a map that hangs would outlive a worker that is killed
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    sys.stdout, sys.stderr = streams = _Text(terminal=False), _Text(terminal=terminal)
+    sys.stdout, sys.stderr = streams = (
+        _CapturedStream(terminal=False),
+        _CapturedStream(terminal=terminal),
+    )
     setup_logs(logs, **dict(always))
     return streams

@@ -48,7 +48,7 @@ _PER_WINDOW: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RowsOutsideWindows:
     """Rows that are in no window; those that were read before the restart are not marked again.
 
     Attributes:
@@ -144,7 +144,7 @@ class WindowState:
         groups = sorted(self._aggregates.groups().items(), key=lambda each: -each[1])
         return [f"{shown_time(start)} with {n:,} groups" for start, n in groups[:SHOWN]]
 
-    def take(self, rows: Rows) -> Taken:
+    def take(self, rows: Rows) -> RowsOutsideWindows:
         """Add rows to their windows, and move the event time on.
 
         Raises:
@@ -171,7 +171,7 @@ class WindowState:
         if len(found):
             self.level = max(self.level, int(times[found].max()) - window.lateness)
         is_new = offsets > self._read_to
-        return Taken(late & is_new, invalid & is_new)
+        return RowsOutsideWindows(late & is_new, invalid & is_new)
 
     def _is_late(self, times: NDArray[np.int64], reached: NDArray[np.int64]) -> NDArray[np.bool_]:
         # The last window that a row is in has closed, and takes no corrections.

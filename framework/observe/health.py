@@ -37,7 +37,7 @@ _PAGE_POLICY: Final = (
 )
 
 
-class Source(Protocol):
+class StatusSource(Protocol):
     """What the endpoints show: of one worker, or of several."""
 
     async def status(self) -> WorkerStatus:
@@ -66,7 +66,7 @@ class OneWorker:
         return self._metrics.registry
 
 
-def build_app(source: Source, history: StatusHistory) -> Starlette:
+def build_app(source: StatusSource, history: StatusHistory) -> Starlette:
     """Make the ASGI application of the endpoints.
 
     `/live` and `/ready` answer 200, or 503 with the reason as text; `/status` is a `WorkerStatus` as
@@ -122,7 +122,7 @@ class SourceServer(HttpServer):
         listen: opens the socket on entering; its errors propagate.
     """
 
-    def __init__(self, source: Source, listen: Callable[[], socket.socket]) -> None:
+    def __init__(self, source: StatusSource, listen: Callable[[], socket.socket]) -> None:
         history = StatusHistory(source.status)
         super().__init__(build_app(source, history), listen, beside=history.run)
 

@@ -34,7 +34,7 @@ _ROWS = (1, 10, 100, 1_000, 5_000, 10_000, 20_000, *(2**power for power in range
 _BYTES = tuple(4**power for power in range(4, 15))
 
 
-class _Registry(CollectorRegistry):
+class _WorkerRegistry(CollectorRegistry):
     """A registry without `_created` series: one more for each, and several workers' would clash."""
 
     def collect(self) -> Iterator[Metric]:
@@ -57,7 +57,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self.registry = _Registry()
+        self.registry = _WorkerRegistry()
         self.tracing: Tracing = OFF
         self.failures = FailureLog()
         self.done = Summary()

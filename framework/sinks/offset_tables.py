@@ -138,7 +138,7 @@ class _SqlTable(OffsetTable):
         """Return the rows of a statement with parameters as `%(name)s`."""
 
 
-class _ClickHouseTable(_SqlTable):
+class _ClickHouseOffsets(_SqlTable):
     def __init__(self, writer: ClickHouseWriter, group: str) -> None:
         self._address, name = writer.target()
         where = {"database": self._address.database, "table": name}
@@ -166,7 +166,7 @@ class _ClickHouseTable(_SqlTable):
             return list(client.query(statement, parameters=dict(parameters)).result_rows)
 
 
-class _PostgresTable(_SqlTable):
+class _PostgresOffsets(_SqlTable):
     def __init__(self, writer: Any, group: str) -> None:
         from .postgres.connection import Pool
         from .postgres.ranges import MOVED
@@ -201,7 +201,7 @@ class _PostgresTable(_SqlTable):
             raise SinkError(f"{self._pool}: {reason_of(error)}") from error
 
 
-class _ParquetFiles(OffsetTable):
+class _ParquetOffsets(OffsetTable):
     def __init__(self, writer: ParquetWriter) -> None:
         self._name = str(writer)
         directory = open_directory(writer.url, filesystem=writer.filesystem)
@@ -267,11 +267,11 @@ def offset_table(reducer: Reducer, topics: Sequence[str], group: str = "") -> Of
     """
     table: OffsetTable
     if isinstance(reducer, ClickHouseWriter):
-        table = _ClickHouseTable(reducer, group)
+        table = _ClickHouseOffsets(reducer, group)
     elif isinstance(reducer, ParquetWriter):
-        table = _ParquetFiles(reducer)
+        table = _ParquetOffsets(reducer)
     elif type(reducer).__name__ == "PostgresWriter":  # its library is an extra
-        table = _PostgresTable(reducer, group)
+        table = _PostgresOffsets(reducer, group)
     else:
         raise NotCounted(f"{type(reducer).__name__} is no table that can be counted by offset")
     if len(topics) > 1 and not table.has_topic:

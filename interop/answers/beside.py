@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from demo.processes import Children, free_port
+from demo.processes import Children
 from interop.answers.asking import Asking
 from interop.answers.cases import cases
 from interop.answers.comparing import compared
@@ -13,6 +13,7 @@ from interop.answers.edits import EDITS, KEYS, RESOURCES
 from interop.answers.transactions import DEVIATIONS, Transactions, differing
 from interop.answers.versions import Offered, missing_entries
 from interop.checks import CheckFailed
+from kmr.chaos.services import free_port
 from tests.broker.raw_client import RawClient
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from demo.processes import ChildFailed, Children, free_port
+from demo.processes import ChildFailed, Children
 from interop.suites.contract import Outcome, SuiteNotRun
 from interop.suites.exclusions import EXCLUSIONS, Exclusions, read_exclusions
 from interop.suites.results import Result
+from kmr.chaos.services import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

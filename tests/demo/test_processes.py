@@ -13,7 +13,7 @@ import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from demo import processes
-from demo.processes import Child, ChildFailed, Children, free_port, give_up_after, session_members
+from demo.processes import Child, ChildFailed, Children, give_up_after, session_members
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -81,10 +81,6 @@ async def test_a_wait_that_is_too_long_says_for_what() -> None:
     too_long = pytest.raises(ChildFailed, match="a guest, 0 s long")
     with too_long, give_up_after(0, "a guest"):
         await anyio.sleep_forever()
-
-
-def test_a_free_port_is_none_that_the_system_gives_to_connections() -> None:
-    assert 20_000 <= free_port() < 30_000
 
 
 def test_the_members_of_a_session_are_its_processes() -> None:

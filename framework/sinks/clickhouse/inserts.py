@@ -75,7 +75,7 @@ SELECT sum(newest) AS found FROM (
 _log = structlog.get_logger(__name__)
 
 
-class _Outcome(Enum):
+class _SectionOutcome(Enum):
     """The outcome of a section; where its rows are refused it is the answer instead."""
 
     WRITTEN = 1
@@ -107,14 +107,14 @@ class _Division:
         pays = size > self.small or self._refusals < max(_MOST_REFUSED, self._written)
         return size > 1 and pays
 
-    def note(self, section: Section, outcome: _Outcome | Answer) -> None:
+    def note(self, section: Section, outcome: _SectionOutcome | Answer) -> None:
         """Count the outcome of a section; its halves are next if it is divided."""
         size = section.stop - section.start
-        self.is_begun |= outcome is not _Outcome.WRITTEN
+        self.is_begun |= outcome is not _SectionOutcome.WRITTEN
         if size <= self.small:
-            self._refusals += outcome is not _Outcome.WRITTEN
-            self._written += size * (outcome is _Outcome.WRITTEN)
-        if outcome is _Outcome.DIVIDED:
+            self._refusals += outcome is not _SectionOutcome.WRITTEN
+            self._written += size * (outcome is _SectionOutcome.WRITTEN)
+        if outcome is _SectionOutcome.DIVIDED:
             add = self.todo.extend if size > self.small else self.todo.extendleft
             add(section.halves())
 
@@ -152,7 +152,7 @@ class Inserter:
     takes_letters: bool = False
     are_changes: bool = False
     require_taken: Callable[[RangeRows, Mapping[int, str]], None] = lambda _insert, _refused: None
-    _outcomes: dict[str, _Outcome | Answer] = field(default_factory=dict)
+    _outcomes: dict[str, _SectionOutcome | Answer] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
 
     async def write(self, insert: RangeRows) -> Mapping[int, str]:
@@ -244,7 +244,7 @@ class Inserter:
                     rows = range(section.start, section.stop)
                     self.require_taken(insert, dict.fromkeys(rows, outcome.reason))
                     if division.divides(section):
-                        outcome = _Outcome.DIVIDED
+                        outcome = _SectionOutcome.DIVIDED
                 self._outcomes[section.token] = outcome
             division.note(section, outcome)
             if isinstance(outcome, Answer):
@@ -320,11 +320,11 @@ class Inserter:
 
     async def _send(
         self, section: Section, block: Block, table: ClickHouseTable, *, last: bool
-    ) -> _Outcome | Answer:
+    ) -> _SectionOutcome | Answer:
         start, stop = section.start, section.stop
         body = await run_in_thread(block.encode, start, stop, self.compression)
         if body is None:
-            return _Outcome.WRITTEN
+            return _SectionOutcome.WRITTEN
         # Where a column has a DEFAULT; else null is refused, and in Variant and Dynamic it stays null.
         null_as_default = int(any(each.has_default for each in block.columns))
         settings = {
@@ -345,7 +345,7 @@ class Inserter:
             if answer.kind in ("rows", "schema"):
                 return answer
             raise
-        return _Outcome.WRITTEN
+        return _SectionOutcome.WRITTEN
 
     async def _reread(self) -> ClickHouseTable:
         before = self.table

@@ -287,7 +287,7 @@ GROUP BY i.indexrelid"""
 _NUMBERS: Final = count()
 
 
-class _Staged(Copying):
+class _StagedCopying(Copying):
     """Applies rows to a table by way of a temporary one.
 
     Args:
@@ -343,7 +343,7 @@ def upserting(
     rows = _braces(", ".join(names))
     apply = f"{_braces(into)} SELECT {rows} FROM {{staged}}{_braces(conflict)}"  # noqa: S608  quoted
     one = f"{into} VALUES "
-    return _Staged(connection, table, columns, pace, progress, apply, one, conflict)
+    return _StagedCopying(connection, table, columns, pace, progress, apply, one, conflict)
 
 
 def deleting(
@@ -358,7 +358,7 @@ def deleting(
     same = " AND ".join(f"t.{name} = s.{name}" for name in names)
     apply = f"DELETE FROM {_braces(str(table))} t USING {{staged}} s WHERE {_braces(same)}"  # noqa: S608  quoted
     one = f"DELETE FROM {table} WHERE ({', '.join(names)}) = "  # noqa: S608  quoted
-    return _Staged(connection, table, columns, pace, progress, apply, one)
+    return _StagedCopying(connection, table, columns, pace, progress, apply, one)
 
 
 async def delete_ended(

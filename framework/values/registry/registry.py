@@ -70,7 +70,7 @@ class _Version(msgspec.Struct, frozen=True):
     version: int
 
 
-class _Refusal(msgspec.Struct, frozen=True):
+class _ErrorAnswer(msgspec.Struct, frozen=True):
     error_code: int = 0
     message: str = ""
 
@@ -251,9 +251,9 @@ class Registry:
 
     def _refused(self, path: str, status: int, body: bytes) -> RegistryError:
         try:
-            refusal = msgspec.json.decode(body, type=_Refusal)
+            refusal = msgspec.json.decode(body, type=_ErrorAnswer)
         except msgspec.DecodeError:
-            refusal = _Refusal()
+            refusal = _ErrorAnswer()
         message = refusal.message or body[:200].decode("utf-8", "replace")
         text = f"registry {self.url}: {path} is refused ({status}: {message})"
         if status in {401, 403}:

@@ -145,3 +145,7 @@ def test_what_was_noticed_is_said_at_once_by_its_first_line() -> None:
     journal.event("noticed", "worker-1", "ended\nTraceback")
     assert said == ["noticed: worker-1 ended"]
     assert journal.noticed == ["worker-1: ended\nTraceback"]
+
+
+def test_a_free_port_is_none_that_the_system_gives_to_connections() -> None:
+    assert 20_000 <= free_port() < 30_000

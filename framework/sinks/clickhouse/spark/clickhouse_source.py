@@ -184,7 +184,7 @@ async def _prepare(table: StagedTable, schema: pa.Schema) -> None:
 
 
 @dataclass
-class Staged(WriterCommitMessage):
+class StagedTask(WriterCommitMessage):
     """What a task reports: its staging table, and whose batch it is of."""
 
     job: str
@@ -194,11 +194,11 @@ class Staged(WriterCommitMessage):
 
 def _stage(
     table: StagedTable, block_rows: int, job: str, batch: int, batches: Iterable[pa.RecordBatch]
-) -> Staged:
+) -> StagedTask:
     blocks = _blocks(batches, block_rows)
     work = partial(table.stage, job=job, batch=batch, blocks=blocks)
     rows: StagedRows = anyio.run(table.using, work)
-    return Staged(job, batch, rows)
+    return StagedTask(job, batch, rows)
 
 
 def _blocks(batches: Iterable[pa.RecordBatch], block_rows: int) -> Iterator[pa.Table]:
@@ -219,7 +219,7 @@ def _blocks(batches: Iterable[pa.RecordBatch], block_rows: int) -> Iterator[pa.T
 
 
 def _publish(table: StagedTable, messages: Sequence[WriterCommitMessage | None]) -> None:
-    staged = [each for each in messages if isinstance(each, Staged)]
+    staged = [each for each in messages if isinstance(each, StagedTask)]
     if not staged:
         return
     job, batch = staged[0].job, staged[0].batch
@@ -228,7 +228,7 @@ def _publish(table: StagedTable, messages: Sequence[WriterCommitMessage | None])
 
 
 def _abort(table: StagedTable, messages: Sequence[WriterCommitMessage | None]) -> None:
-    rows = [each.rows for each in messages if isinstance(each, Staged)]
+    rows = [each.rows for each in messages if isinstance(each, StagedTask)]
     anyio.run(table.using, partial(table.drop, staged=rows))
 
 
