@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -95,6 +96,10 @@ class Pipeline:
             metrics=metrics,
             make_room=self._make_room,
             rate=settings.rate_share,
+            max_age=min(
+                (each.max_age for each in strategy.reducers if each.max_age is not None),
+                default=math.inf,
+            ),
         )
         self.ledgers = self.intake.ledgers
         self._context = context_of(strategy, settings)

@@ -214,6 +214,9 @@ class MemoryConsumer:
                 return found
             await self._changed.wait()
 
+    def let_gather(self, seconds: float) -> None:
+        """See `Consumer.let_gather`: there is nothing to wait for."""
+
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         self._paused.update(partitions)
 

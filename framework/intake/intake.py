@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +41,7 @@ class Intake:
         queue_batches: batches that wait for one partition's map before the partition is paused.
         make_room: called when the budget becomes exhausted; flushes the collected rows.
         rate: most offsets a second that are taken in, on average; None: no limit.
+        max_age: seconds after which rows are written; records gather for a tenth of it at most.
 
     Attributes:
         is_slowed: it waits, because more was taken in than the rate allows.
@@ -56,6 +58,7 @@ class Intake:
         metrics: Metrics,
         make_room: Callable[[], None],
         rate: float | None = None,
+        max_age: float = math.inf,
     ) -> None:
         self._consumer = consumer
         self._metrics = metrics
@@ -64,7 +67,7 @@ class Intake:
         metrics.inflight_limit.set_function(lambda: self.budget.limit)
         metrics.memory_bytes.set_function(lambda: self.budget.kept)
         metrics.inflight.set_function(lambda: self.budget.used)
-        self._linger = Linger()
+        self._linger = Linger(longest=min(LONGEST, max_age * _PART_OF_AGE))
         metrics.linger.set_function(lambda: self._linger.seconds)
         self.ledgers = Ledgers(self._settled, self.budget.add)
         self.is_open = False
@@ -96,8 +99,17 @@ class Intake:
                 continue
             for batch in batches:
                 self._take_in(batch)
-            if pause := self._linger.after(batches, len(self.inboxes)):
-                await anyio.sleep(pause)
+            self._let_gather(batches)
+
+    def _let_gather(self, batches: Sequence[Batch]) -> None:
+        """Let the next fetch wait where that saves work."""
+        largest = max(batches, key=lambda batch: batch.nbytes, default=None)
+        if largest is None:
+            return
+        end = self._consumer.end_offset(largest.topic_partition)
+        behind = end is not None and end > largest.last + 1
+        if seconds := self._linger.after(batches, len(self.inboxes), behind=behind):
+            self._consumer.let_gather(seconds)
 
     async def _take_in_slowly(self, batches: Iterable[Batch], rate: float) -> None:
         """Take in what the rate allows in a second, one part after the other.
@@ -210,57 +222,57 @@ class Intake:
             self._metrics.latency.observe(max(0.0, time.time() - batch.timestamp_ms / 1000))
 
 
-LONGEST: Final = 0.05
-"""Seconds that records wait at most."""
+LONGEST: Final = 0.5
+"""Seconds for which records gather at most; less where rows are written soon."""
 
 _MANY: Final = 32  # partitions; fewer cost little
 _LITTLE_BYTES: Final = 64 * 1024  # of a batch, on average
-_WINDOW: Final = 0.2  # seconds over which the load is measured
-_IDLE: Final = 0.25  # processor time of the event loop's thread by wall time
-_BUSY: Final = 0.75
+_SHARE: Final = 0.2  # of the time
+_PART_OF_AGE: Final = 0.1
 
 
 class Linger:
-    """Measures how busy the thread of the event loop is; call it from there, after each poll.
+    """Lets the records of many quiet partitions gather, so that a busy worker has fewer batches to handle.
+
+    A batch costs the event loop about the same, whether it has one record or hundreds. So the next fetch
+    waits until what the loop has worked since the last one is a fifth of the time.
+    A worker that has worked less than that fetches at once, and so does one that is behind.
 
     Args:
-        worked: processor time of this thread, in seconds.
+        worked: processor time of the event loop's thread, in seconds.
         clock: a monotonic clock.
+        longest: seconds for which records gather at most.
 
     Attributes:
-        seconds: the present pause; 0 for none.
+        seconds: the present wait; 0 for none.
     """
 
     def __init__(
         self,
         worked: Callable[[], float] = time.thread_time,
         clock: Callable[[], float] = time.monotonic,
+        longest: float = LONGEST,
     ) -> None:
         self._worked = worked
         self._clock = clock
-        self._since: tuple[float, float] | None = None
-        self._load = 0.0
+        self._longest = longest
+        self._last = self._due = clock()
+        self._worked_before = worked()
         self.seconds = 0.0
 
-    def after(self, batches: Sequence[Batch], partitions: int) -> float:
-        """Return the seconds to wait before the next poll.
+    def after(self, batches: Sequence[Batch], partitions: int, *, behind: bool = False) -> float:
+        """Return the seconds to wait before the next fetch. Call it from the event loop, after each poll.
 
         Args:
-            batches: of the last poll.
+            batches: of the poll.
             partitions: how many are assigned.
+            behind: there are more records of them, which have waited for long already.
         """
-        self._measure()
-        is_quiet = partitions >= _MANY and sum(b.nbytes for b in batches) <= _LITTLE_BYTES * len(
-            batches
-        )
-        share = (self._load - _IDLE) / (_BUSY - _IDLE)
-        self.seconds = LONGEST * min(1.0, max(0.0, share)) if is_quiet else 0.0
-        return self.seconds
-
-    def _measure(self) -> None:
         now, worked = self._clock(), self._worked()
-        if self._since is None:
-            self._since = now, worked
-        elif (passed := now - self._since[0]) >= _WINDOW:
-            self._load = (worked - self._since[1]) / passed
-            self._since = now, worked
+        due = max(self._due, self._last) + (worked - self._worked_before) / _SHARE
+        self._last, self._worked_before = now, worked
+        little = sum(batch.nbytes for batch in batches) <= _LITTLE_BYTES * len(batches)
+        is_quiet = partitions >= _MANY and little and not behind
+        self._due = min(due, now + self._longest) if is_quiet else now
+        self.seconds = max(0.0, self._due - now)
+        return self.seconds

@@ -88,6 +88,12 @@ class Consumer(Protocol):
         position stays), `ConsumerError` for lost permissions and the like.
         """
 
+    def let_gather(self, seconds: float) -> None:
+        """Begin no fetch for some seconds, so that records gather at the brokers; an assignment ends that.
+
+        Of several calls the latest end counts. What was fetched before is polled at once.
+        """
+
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Return nothing of these partitions until `resume`; those that are not assigned are ignored.
 

@@ -8,7 +8,8 @@ This module replaces the fetcher of one consumer, and changes four things in it:
   a whole response is kept already: there may be hundreds of paused partitions);
 - a partition that waits to be polled delays its node's next fetch (which then brings all partitions
   at once); a paused partition does not;
-- a fetch names the partitions that have changed only (`kmr.kafka.fetch_sessions`).
+- a fetch names the partitions that have changed only (`kmr.kafka.fetch_sessions`), and it can be made to wait
+  while records gather (`BatchFetcher.let_gather`).
 
 While polled batches are processed, the next response is already on its way: at most one per node.
 
@@ -159,6 +160,7 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         self._unreachable: set[int] = set()
         self._start_offsets: dict[TopicPartition, int] = {}
         self._resumed_at = 0.0
+        self._gathering_until = 0.0
         self._sessions: dict[int, FetchSession] = {}
         # By node: the last request is sent again while nothing changes.
         self._requests: dict[int, Any] = {}
@@ -178,7 +180,7 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
     def resume(self) -> None:
         """Undo `suspend`, for a new assignment."""
         self._suspended = False
-        self._resumed_at = anyio.current_time()
+        self._resumed_at = self._gathering_until = anyio.current_time()
         # Their first responses tell of every partition, also of what the earlier ones have told.
         self._sessions = {
             node: FetchSession(each.session_id) for node, each in self._sessions.items()
@@ -192,6 +194,10 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         for waiter in self._fetch_waiters:
             self._notify(waiter)
         self._notify(self._wait_consume_future)
+
+    def let_gather(self, seconds: float) -> None:
+        """Begin no fetch for some seconds; those under way go on. `resume` ends that."""
+        self._gathering_until = max(self._gathering_until, anyio.current_time() + seconds)
 
     def start_offset(self, partition: TopicPartition) -> int | None:
         """Return the first offset of the log as of the last response; None while unknown."""
@@ -300,6 +306,8 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         woken, self._woken = self._woken, self._wait_consume_future
         if woken is None or woken.done():  # a poll, a pause or a seek has woken the routine
             self._requests.clear()
+        if (seconds := self._gathering_until - anyio.current_time()) > 0:
+            return [], {}, min(seconds, self._fetcher_timeout), False, []
         free = self._leaders(assignment) - self._in_flight
         if self._suspended or not (free or self._preferred_read_replica):
             return [], {}, self._fetcher_timeout, False, []

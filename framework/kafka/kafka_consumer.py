@@ -241,6 +241,9 @@ class KafkaConsumer:
         """Return what can be returned now, and what `poll` returns; an archive may have more."""
         return fetcher.take(max_bytes)
 
+    def let_gather(self, seconds: float) -> None:
+        self._started().let_gather(seconds)
+
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         if assigned := self._assigned(partitions):
             self._consumer.pause(*assigned)

@@ -200,7 +200,7 @@ class Metrics:
         )
         self.linger = gauge(
             "intake_linger_seconds",
-            "How long intake lets quiet partitions gather records before it polls again; 0 while idle.",
+            "How long records of quiet partitions gather before the next fetch; 0 while idle.",
         )
         self.tasks = gauge("event_loop_tasks", "Tasks of the worker's event loop.")
         self.commits = counter("commits", "Commits of watermarks, by result.", "result")

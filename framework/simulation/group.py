@@ -416,6 +416,9 @@ class GroupConsumer:
         """Return how often tools had moved the offset when it was read last."""
         return self._resets_seen.get(partition, 0)
 
+    def let_gather(self, seconds: float) -> None:
+        """See `Consumer.let_gather`: each poll waits by chance already."""
+
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         self._paused.update(partitions)
 

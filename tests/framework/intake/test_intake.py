@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -11,7 +11,7 @@ import pytest
 from kmr.errors import OffsetOutOfRange
 from kmr.intake.intake import LONGEST, Intake, Linger
 from kmr.observe.metrics import Metrics
-from kmr.record import Batch
+from kmr.record import Batch, TopicPartition
 from kmr.testing import MemoryConsumer, VirtualTimeLoop, batch_of
 
 from ..workers import P0
@@ -36,6 +36,8 @@ class Scripted(MemoryConsumer):
         super().__init__()
         self.polls = list(polls)
         self.sought: list[int] = []
+        self.gathers: list[float] = []
+        self.end: int | None = None
 
     async def poll(self, max_bytes: int | None = None) -> list[Batch]:
         if not self.polls:
@@ -48,6 +50,12 @@ class Scripted(MemoryConsumer):
 
     def seek(self, partition: object, offset: int) -> None:
         self.sought.append(offset)
+
+    def let_gather(self, seconds: float) -> None:
+        self.gathers.append(seconds)
+
+    def end_offset(self, partition: TopicPartition) -> int | None:
+        return self.end
 
 
 @contextmanager
@@ -146,20 +154,21 @@ async def test_the_time_that_intake_stands_still_is_counted_while_it_does_and_on
         tasks.cancel_scope.cancel()
 
 
-class Load:
-    """A thread that has worked for some share of the time."""
+class Loop:
+    """An event loop whose thread works for so many seconds for a batch, and waits for the fetches between."""
 
-    def __init__(self, share: float) -> None:
-        self.share, self.now, self.worked = share, 0.0, 0.0
+    def __init__(self, per_batch: float) -> None:
+        self.per_batch, self.now, self.worked = per_batch, 0.0, 0.0
         self.linger = Linger(lambda: self.worked, lambda: self.now)
 
-    def poll(self, *batches: Batch, partitions: int = 100) -> float:
-        """Return the pause after some polls in a second."""
+    def poll(self, *batches: Batch, partitions: int = 512, every: float = 0.0) -> float:
+        """Return the wait after the tenth of some polls alike, at least so many seconds apart."""
         for _ in range(10):
-            self.now += 0.1
-            self.worked += 0.1 * self.share
-            pause = self.linger.after(batches, partitions)
-        return pause
+            work = self.per_batch * len(batches)
+            self.worked += work
+            self.now += max(every, work, self.linger.seconds)
+            self.linger.after(batches, partitions)
+        return self.linger.seconds
 
 
 LITTLE = batch_of("t", 0, 0, [b"x"])
@@ -167,21 +176,56 @@ LARGE = Batch("t", 0, 0, 9, nbytes=1 << 20, load=lambda: LITTLE.records)
 
 
 def test_a_worker_that_is_idle_takes_a_record_at_once() -> None:
-    assert Load(0.2).poll(LITTLE) == 0.0
+    assert Loop(0.001).poll(LITTLE, every=0.02) == 0.0
+    assert Loop(0.1).poll(LITTLE, every=1.0) == 0.0
 
 
-def test_the_busier_a_worker_of_many_partitions_is_the_longer_it_lets_them_gather() -> None:
-    half, full = Load(0.5).poll(LITTLE), Load(1.0).poll(LITTLE)
-    assert 0.0 < half < full == LONGEST
+def test_the_work_between_two_fetches_is_a_fifth_of_the_time_at_most() -> None:
+    loop = Loop(0.0001)
+    assert loop.poll(*[LITTLE] * 500) == pytest.approx(0.25)
+    before, worked = loop.now, loop.worked
+    loop.poll(*[LITTLE] * 500)
+    assert (loop.worked - worked) / (loop.now - before) == pytest.approx(0.2)
+
+
+def test_the_answers_of_several_brokers_count_together() -> None:
+    loop = Loop(0.001)
+    for _ in range(3):
+        loop.worked += 0.01
+        loop.linger.after([LITTLE] * 10, 100)
+    assert loop.linger.seconds == pytest.approx(0.15)
+
+
+def test_records_never_gather_for_longer_than_that() -> None:
+    loop = Loop(0.01)
+    assert loop.poll(*[LITTLE] * 500) == LONGEST
+    loop.per_batch = 0.0
+    loop.now += LONGEST
+    assert loop.linger.after([LITTLE], 512) == 0.0
+
+
+def test_a_sink_whose_rows_are_written_soon_does_not_wait_for_long() -> None:
+    loop = Loop(0.01)
+    loop.linger = Linger(lambda: loop.worked, lambda: loop.now, longest=0.01)
+    assert loop.poll(*[LITTLE] * 500) == pytest.approx(0.01)
 
 
 def test_few_partitions_and_a_backlog_do_not_wait() -> None:
-    assert Load(1.0).poll(LITTLE, partitions=31) == 0.0
-    assert Load(1.0).poll(LARGE) == 0.0
+    assert Loop(0.1).poll(LITTLE, partitions=31) == 0.0
+    assert Loop(0.1).poll(LARGE) == 0.0
+    loop = Loop(0.1)
+    loop.worked += 1.0
+    assert loop.linger.after([LITTLE], 512, behind=True) == 0.0
 
 
-def test_a_worker_that_becomes_idle_does_not_wait_any_longer() -> None:
-    load = Load(1.0)
-    assert load.poll(LITTLE) == LONGEST
-    load.share = 0.1
-    assert load.poll(LITTLE) == load.linger.seconds == 0.0
+async def test_the_consumer_gathers_unless_a_partition_has_more(clock: VirtualClock) -> None:
+    for end, waits in ((1, True), (5, False)):
+        consumer = Scripted(LITTLE)
+        consumer.end = end
+        with intake_of(consumer) as (intake, _), ExitStack() as stack:
+            for number in range(1, 40):
+                stack.enter_context(intake.inboxes.open(TopicPartition("t", number)))
+            intake._linger = Linger(iter((0.0, 1.0)).__next__, anyio.current_time)
+            await run_until_idle(intake, clock)
+            intake.inboxes.close_all()
+        assert consumer.gathers == ([LONGEST] if waits else [])

@@ -268,6 +268,29 @@ async def test_fetches_wait_for_the_poll_but_not_for_paused_partitions(
         assert requests[-1] == ({0, 1}, 500)
 
 
+async def test_records_gather_for_as_long_as_wanted_or_until_the_next_assignment(
+    consume: Consume, produce: Produce, create_topic: CreateTopic
+) -> None:
+    await create_topic("t", 1)
+    async with consume() as member:
+        await member.until_assigned(bool)
+        await produce("t", numbers(1), 0)
+        await member.consumer.poll()
+        member.consumer.let_gather(0.2)
+        member.consumer.let_gather(0.1)
+        began = anyio.current_time()
+        await produce("t", numbers(1), 0)
+        await produce("t", numbers(1), 0)
+        (batch,) = await member.consumer.poll()
+        assert anyio.current_time() - began >= 0.15
+        assert len(batch) == 2
+        member.consumer.let_gather(3600)
+        await produce("t", numbers(1), 0)
+        await member.consumer.join_anew()
+        with anyio.fail_after(60):
+            await member.consumer.poll()
+
+
 async def test_batches_of_a_paused_partition_are_not_fetched_again(
     consume: Consume, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
