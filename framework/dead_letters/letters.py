@@ -36,6 +36,7 @@ SCHEMA_ID: Final = "kmr.schema-id"
 ATTEMPT: Final = "kmr.attempt"
 REPLAYS: Final = "kmr.replays"
 HISTORY: Final = "kmr.history"
+NOT_STORED: Final = "kmr.not-stored"
 
 HEADERS: Final[Mapping[str, str]] = {
     TOPIC: "topic of the record",
@@ -54,13 +55,14 @@ HEADERS: Final[Mapping[str, str]] = {
     ATTEMPT: "attempts of that stage",
     REPLAYS: "how often the letter was replayed and failed again",
     HISTORY: "JSON: the latest earlier failures, the oldest first",
+    NOT_STORED: "what of the record the topic has no room for: `key of 9 bytes, value of 1,048,000 bytes`",
 }
 """The headers of a letter; all values are text."""
 
 CONTROL_HEADER: Final = "kmr.pass"
 """The header of a record that is no letter, but a pass over letters (`kmr.dead_letters.passes`)."""
 
-_ORIGIN: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP, GENERATION, SCHEMA_ID)
+_ORIGIN: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP, GENERATION, SCHEMA_ID, NOT_STORED)
 _REASON_CHARACTERS: Final = 1000
 _TEXTS: Final = (TOPIC, GROUP, STRATEGY, VERSION, STAGE, REASON, EXCEPTION)
 _NUMBERS: Final = (PARTITION, OFFSET, TIMESTAMP, SCHEMA_ID, GENERATION, ATTEMPT, REPLAYS)
@@ -144,6 +146,36 @@ def letter_headers(failed: pa.Table, context: Context | None = None) -> list[lis
         ]
         found.append([*had, *headers])
     return found
+
+
+def without_contents(failed: pa.Table) -> pa.Table:
+    """Return failed records that are too large for a topic: without key, value and headers.
+
+    A header `NOT_STORED` says what is missing; headers of an earlier letter stay, and texts are cut.
+    """
+    headers = []
+    for key, value, pairs in zip(
+        *(failed.column(name).to_pylist() for name in ("key", "value", "headers")), strict=True
+    ):
+        contents = {"key": key, "value": value}
+        lost = [
+            f"{name} of {len(raw):,} bytes" for name, raw in contents.items() if raw is not None
+        ]
+        kept = [pair for pair in pairs or () if pair["key"] in HEADERS]
+        if count := len(pairs or ()) - len(kept):
+            lost.append(f"{count:,} headers")
+        said = [{"key": NOT_STORED, "value": ", ".join(lost).encode()}] if lost else []
+        headers.append([*kept, *said])
+    changed: dict[str, Any] = {
+        name: pa.nulls(len(failed), failed.schema.field(name).type)
+        for name in ("key", "value", "traceback")
+    }
+    changed["headers"] = pa.array(headers, failed.schema.field("headers").type)
+    changed["reason"] = pc.utf8_slice_codeunits(failed["reason"], 0, _REASON_CHARACTERS)
+    for name, column in changed.items():
+        at = failed.schema.get_field_index(name)
+        failed = failed.set_column(at, failed.schema.field(at), column)
+    return failed
 
 
 def _number(headers: Mapping[str, bytes], name: str, otherwise: int) -> int:

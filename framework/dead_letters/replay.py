@@ -17,12 +17,12 @@ from ..mapping.branching import join, only_branch
 from ..mapping.calls import rate_limit_of
 from ..mapping.functions import MARK, MapSpec, apply, apply_async
 from ..mapping.resources import accepted
-from ..mapping.results import NO_OFFSETS, MapResult
+from ..mapping.results import NO_OFFSETS, Failure, MapResult
 from ..mapping.stop import Stop
 from ..record import COORDINATES
 from ..service.threads import run_in_thread
 from ..strategy import Strategy
-from .letters import STAGE, header_columns, original_records
+from .letters import NOT_STORED, STAGE, header_columns, original_records
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -121,9 +121,8 @@ class _LetterMap:
     def __call__(self, letters: pa.RecordBatch, stop: Stop | None, **resources: Any) -> Any:
         """Return the `MapResult` of the letters that are chosen."""
         stop = stop or Stop()
-        letters = self._choose(letters)
+        letters, *mapped = self._choose(letters)
         stop.sleep(self._turn(letters))
-        mapped = []
         for part in _parts(letters):
             function, spec = self._map_of(part, resources)
             mapped.append(part.of_letters(apply(function, part.records, spec, stop.part())))
@@ -133,11 +132,23 @@ class _LetterMap:
         """Return the seconds to wait before letters are mapped."""
         return 0.0 if self._rate is None else rate_limit_of(self._rate).reserve(len(letters))
 
-    def _choose(self, letters: pa.RecordBatch) -> pa.RecordBatch:
+    def _choose(self, letters: pa.RecordBatch) -> tuple[pa.RecordBatch, *tuple[MapResult, ...]]:
+        """Return the chosen letters, and the failures of those that lack a part of their record."""
         if not len(letters):
-            return letters
+            return (letters,)
         chosen = self._chosen.get(letters.column("partition")[0].as_py(), NO_OFFSETS)
-        return letters.filter(pa.array(np.isin(letters.column("offset").to_numpy(), chosen)))
+        letters = letters.filter(pa.array(np.isin(letters.column("offset").to_numpy(), chosen)))
+        missing = header_columns(letters, (NOT_STORED,))[NOT_STORED]
+        if missing.null_count == len(letters):
+            return (letters,)
+        at: list[int] = letters.column("offset").to_numpy().tolist()
+        failures = [
+            Failure(offset, f"the letter lacks the {text.decode(errors='replace')} of its record")
+            for offset, text in zip(at, missing.to_pylist(), strict=True)
+            if text is not None
+        ]
+        whole = letters.filter(missing.is_null())
+        return whole, MapResult(None, NO_OFFSETS, tuple(failures))
 
     def _map_of(self, part: _PartitionRecords, resources: dict[str, Any]) -> tuple[Any, MapSpec]:
         """Return the map of the records' topic."""
@@ -155,9 +166,8 @@ class _AsyncLetterMap(_LetterMap):
         self, letters: pa.RecordBatch, stop: Stop | None, **resources: Any
     ) -> MapResult:
         stop = stop or Stop()
-        letters = self._choose(letters)
+        letters, *mapped = self._choose(letters)
         await stop.sleep_async(self._turn(letters))
-        mapped = []
         for part in _parts(letters):
             function, spec = self._map_of(part, resources)
             if spec.is_async:

@@ -87,6 +87,8 @@ class SendState:
         """`refused`: positions not to send at all."""
         self._topic = topic
         self._messages = messages
+        self._instead: dict[int, tuple[RowMessages, int]] = {}
+        self._partitions = partitions
         self._in_flight: dict[asyncio.Future[Any], MessageBatch] = {}
         self._acknowledged: list[MessageBatch] = []
         self.refused = list(refused)
@@ -102,6 +104,18 @@ class SendState:
             for positions in np.split(order, ends)
             if len(positions)
         }
+
+    def send_instead(self, messages: RowMessages) -> bool:
+        """Send other messages in place of the refused ones, in order; False if that was done before."""
+        if not self._instead.keys().isdisjoint(self.refused):
+            return False
+        for number, at in enumerate(self.refused):
+            self._instead[at] = messages, number
+            partition = int(self._partitions[at])
+            again = MessageBatch(partition, np.array([at]))
+            self._waiting.setdefault(partition, deque()).append(again)
+        self.refused = []
+        return True
 
     def restart(self) -> None:
         """Send all messages again after an aborted transaction, but for those that were refused."""
@@ -158,9 +172,9 @@ class SendState:
 
     def _build(self, builder: Any, chunk: MessageBatch) -> tuple[Any, int]:
         """Fill one record batch; return it and the number of messages that fit, at least one."""
-        messages = self._messages
         taken = 0
-        for at in chunk.positions.tolist():
+        for position in chunk.positions.tolist():
+            messages, at = self._instead.get(position, (self._messages, position))
             appended = builder.append(
                 timestamp=messages.timestamps[at],
                 key=messages.keys[at],

@@ -15,14 +15,14 @@ from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
 
 from ...config.schema import ADDRESSES, parse_duration
-from ...dead_letters.letters import letter_headers
+from ...dead_letters.letters import letter_headers, without_contents
 from ...errors import BrokerUnavailable, StrategyError
 from ...kafka.admin import connect_admin
 from ...kafka.connection import stop_producer
 from ...kafka.transactions import Transactions
 from ...reducers.collect import Collecting, one_table
 from ...reducers.finding import Finding
-from ...reducers.reducer import Context, Retry, SizeLimits
+from ...reducers.reducer import ERROR_STAGE, Context, Retry, SizeLimits
 from ...reducers.sink import (
     NEW,
     Capabilities,
@@ -233,6 +233,7 @@ class KafkaWriter(Collecting, Sink):
         return other
 
     async def open(self, context: Context) -> None:
+        self._takes_letters = context.stage == ERROR_STAGE
         self._client = self._client_of(context)
         self._topic_limit = await message_limit(self._client, self.topic)
         await self._require_topic(context, await self._connect())
@@ -344,11 +345,24 @@ class KafkaWriter(Collecting, Sink):
         )
         try:
             state = await send()
+            while state.refused and await self._shorten(state):
+                state = await send()
         except (BrokerUnavailable, RegistryUnavailable, kafka_errors.KafkaError) as error:
             reason = f"topic {self.topic}: {type(error).__name__}: {error}"
             raise Retry(reason, may_double=False) from error
         if state.refused:
             raise RowsRefused(self._refusals(state.refused))
+
+    async def _shorten(self, state: SendState) -> bool:
+        """Send less of failed records that are too large; return False if that cannot help."""
+        is_large = all(
+            self._refused.get(row, self._too_large) == self._too_large for row in state.refused
+        )
+        if not self._takes_letters or not is_large:
+            return False
+        letters = one_table(self.rows).take(pa.array(state.refused))
+        shorter = await run_in_thread(lambda: self.messages(without_contents(letters)))
+        return state.send_instead(shorter)
 
     async def _send(self) -> SendState:
         reason = ""
@@ -495,8 +509,9 @@ class DeadLetterWriter(KafkaWriter):
 
     Key, value and headers are those of the record, with the headers of `kmr.dead_letters.letters.HEADERS`
     added; `kmr dlq` lists and replays the letters. A letter whose replay fails is written as a new letter of
-    the same record, which remembers up to 5 earlier failures. The topic must accept messages about 10,000
-    bytes larger than the largest record: a message that it refuses stops the worker.
+    the same record, which remembers up to 5 earlier failures. The topic should accept messages about 10,000
+    bytes larger than the largest record: a letter that is too large is written without key, value and headers
+    of the record, and cannot be replayed.
 
     Example:
         ```python

@@ -15,6 +15,7 @@ from kmr.dead_letters.letters import (
     letter_headers,
     letters_among,
     original_records,
+    without_contents,
 )
 from kmr.delivery.failures import FAILED_SCHEMA
 from kmr.record import SCHEMA, TopicPartition
@@ -57,6 +58,13 @@ def written(*failed: dict[str, Any], context: Context | None = None) -> pa.Recor
         )
     ]
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def short_letters() -> pa.RecordBatch:
+    """Two letters without the contents of their records."""
+    bare = FAILED | {"offset": 42, "headers": None, "key": None, "value": None}
+    table = pa.Table.from_pylist([FAILED, bare], schema=FAILED_SCHEMA)
+    return written(*without_contents(table).to_pylist())
 
 
 def headers_of(letters: pa.RecordBatch, row: int = 0) -> dict[str, str]:
@@ -126,6 +134,17 @@ def test_a_letter_that_fails_again_is_a_letter_of_the_same_record_with_a_history
     assert past == [
         EarlierFailure("map", "ValueError: no json", 2, int(WRITTEN.timestamp() * 1000))
     ]
+
+
+def test_a_letter_without_the_contents_of_its_record_says_so_also_when_it_fails_again() -> None:
+    letters = short_letters()
+    headers = headers_of(letters)
+    assert headers["kmr.not-stored"] == "key of 2 bytes, value of 10 bytes, 1 headers"
+    assert set(headers) < set(HEADERS)
+    assert headers_of(letters, 1)["kmr.reason"] == "ValueError: no json"
+    again = headers_of(written(failed_again(letters)))
+    assert again["kmr.not-stored"] == headers["kmr.not-stored"]
+    assert again["kmr.offset"] == "41"
 
 
 def test_a_history_keeps_the_latest_five_failures() -> None:

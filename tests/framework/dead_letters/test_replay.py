@@ -21,7 +21,7 @@ from kmr.tagged_rows import branches
 from kmr.testing import Journal, MemoryWriter
 from kmr.values.json.json_format import Json
 
-from .test_letters import FAILED, written
+from .test_letters import FAILED, short_letters, written
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,6 +91,16 @@ async def test_records_that_fail_or_are_filtered_do_so_as_letters() -> None:
             mapped = apply(replay.map, letters, replay.map_spec)
         assert mapped.offsets.tolist() == [0, 3]
         assert [(f.offset, f.reason) for f in mapped.failures] == [(2, "ValueError: unlucky")]
+
+
+def test_a_letter_without_the_value_of_its_record_fails_again() -> None:
+    letters = short_letters()
+    replay = replay_of(Strategy(map=locate, reduce=[SINK]), everything(letters))
+    mapped = apply(replay.map, letters, replay.map_spec)
+    assert mapped.offsets.tolist() == [1], "of this one nothing is missing"
+    assert [(f.offset, f.reason) for f in mapped.failures] == [
+        (0, "the letter lacks the key of 2 bytes, value of 10 bytes, 1 headers of its record")
+    ]
 
 
 def test_letters_that_are_not_chosen_are_filtered() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -211,6 +212,49 @@ async def test_a_dead_letter_is_the_unchanged_record_with_the_reason(broker: Bro
     )
     assert (second.key, second.value) == (None, None)
     assert dict(second.headers)["kmr.offset"] == b"42"
+
+
+@pytest.mark.parametrize("kind", [KafkaWriter, DeadLetterWriter])
+@pytest.mark.parametrize("compression", [None, "gzip"])
+async def test_a_failed_record_that_is_too_large_for_the_topic_is_written_without_its_contents(
+    broker: Broker, kind: type[KafkaWriter], compression: Any
+) -> None:
+    await create(broker, max_message_bytes="4000")
+    large = random.Random(1).randbytes(5_000)
+    failed = {
+        "topic": "flights",
+        "partition": 3,
+        "timestamp": 2**60,
+        "reason": "ValueError: no json",
+        "stage": "map",
+        "attempt": 1,
+    }
+    records = [
+        {"offset": 41, "value": b"a"},
+        {"offset": 42, "key": b"UA", "value": large, "headers": [{"key": "h", "value": large}]},
+        {"offset": 43, "value": b"b"},
+        {"offset": 44, "value": b"c", "reason": "x" * 50_000, "traceback": "y" * 2_000},
+    ]
+    table = pa.Table.from_pylist([failed | each for each in records], schema=FAILED_SCHEMA)
+    writer = kind(TOPIC, compression=compression)
+    async with opened(broker, writer, "reduce-err") as writer:
+        writer.add(rows_of(table, first=41))
+        assert await flushed(writer) == Flushed()
+    letters = {
+        number: letter
+        for letter in await consumed(broker)
+        for number in range(41, 45)
+        if dict(letter.headers).get("kmr.offset") == b"%d" % number
+        or b'"offset":%d,' % number in (letter.value or b"")
+    }
+    assert sorted(letters) == [41, 42, 43, 44]
+    lost = b"key of 2 bytes, value of 5,000 bytes, 1 headers"
+    if kind is DeadLetterWriter:
+        assert letters[41].value == b"a"
+        assert letters[42].value is None
+        assert dict(letters[42].headers)["kmr.not-stored"] == lost
+    else:
+        assert lost in (letters[42].value or b"")
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 TOPIC = "out"
 
 
-def context(bootstrap_servers: str) -> Context:
-    return Context("g", "reduce-1", bootstrap_servers).with_sinks(client={"client_id": "test"})
+def context(bootstrap_servers: str, stage: str = "reduce-1") -> Context:
+    return Context("g", stage, bootstrap_servers).with_sinks(client={"client_id": "test"})
 
 
 def rows_of(table: pa.Table | None = None, first: int = 0, **columns: Any) -> Rows:
@@ -81,9 +81,11 @@ async def consumed(broker: Broker, partitions: int = 1) -> list[ConsumerRecord[b
 
 
 @asynccontextmanager
-async def opened(broker: Broker, writer: KafkaWriter) -> AsyncIterator[KafkaWriter]:
+async def opened(
+    broker: Broker, writer: KafkaWriter, stage: str = "reduce-1"
+) -> AsyncIterator[KafkaWriter]:
     copied = copy.deepcopy(writer)
-    await copied.open(context(broker.bootstrap_servers))
+    await copied.open(context(broker.bootstrap_servers, stage))
     try:
         yield copied
     finally:
