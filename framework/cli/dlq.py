@@ -3,38 +3,32 @@
 import re
 import time
 import uuid
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 import anyio
-import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from aiokafka import AIOKafkaProducer
 from cyclopts import App, Parameter
 from msgspec.structs import replace as changed
 from numpy.typing import NDArray
 
 from ..columns.texts import TextStyle, text_of
 from ..config.flags import Given, settings_flags
-from ..dead_letters.letters import (
-    CONTROL_HEADER,
-    HEADERS,
-    TIMESTAMP,
-    Letters,
-    letters_among,
-    original_records,
-)
-from ..dead_letters.passes import Filter, Pass, covered, group_of, passes_among
+from ..dead_letters.letters import HEADERS, TIMESTAMP
+from ..dead_letters.passes import Filter, Pass, group_of
 from ..dead_letters.replay import replay_of
+from ..dead_letters.summaries import By, LetterGroup, summaries
+from ..dead_letters.topic_letters import (
+    TopicLetters,
+    find_letters,
+    read_letters,
+    unfinished_pass,
+    write_pass,
+)
 from ..errors import ConsumerError, KmrError, SettingsError
-from ..kafka.admin import connect_admin, explain_refusal
 from ..kafka.connection import ConnectionConfig, connection_config
-from ..kafka.reading import read_topic
 from ..loading import load_strategy
 from ..mapping.functions import map_batch
 from ..observe.logs import setup_logs
@@ -48,7 +42,6 @@ from .output import plain_console, print_json, visible
 app = App(name="dlq", help="List, show, replay and drop the dead letters of a topic.")
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>[^:]+):)?(?P<partition>\d+):(?P<offset>\d+)", re.ASCII)
-_VARIES: Final = r"""'[^']*'|"[^"]*"|[+-]?\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?"""
 _MOST_ROWS: Final = 50
 _SHOWN_BYTES: Final = 4_000
 _SPACED: Final = TextStyle(" ")
@@ -107,51 +100,6 @@ class LetterFilter:
         )
 
 
-class TopicLetters(NamedTuple):
-    """The letters of a topic and the passes over them.
-
-    Attributes:
-        masks: the letters that each pass covers.
-        open: those that no pass covers.
-        ends: the end of each partition of the topic.
-    """
-
-    letters: Letters
-    passes: list[Pass]
-    masks: list[NDArray[np.bool_]]
-    open: NDArray[np.bool_]
-    ends: dict[int, int]
-
-
-By = Literal["topic", "group", "strategy", "strategy-version", "stage", "reason", "exception"]
-
-
-class LetterGroup(NamedTuple):
-    """Letters that have these headers in common; times in milliseconds since 1970.
-
-    Attributes:
-        common: the headers of the oldest of them; reasons that differ in numbers and quoted text are one.
-        place: PARTITION:OFFSET of the oldest.
-    """
-
-    common: dict[str, str]
-    letters: int
-    replays: int
-    first: int
-    last: int
-    place: str
-
-    def __str__(self) -> str:
-        *others, last = (visible(value) or "-" for value in self.common.values())
-        return f"{' '.join(others)}: {last}" if others else last
-
-    def as_json(self) -> dict[str, object]:
-        """Return the headers beside the counts."""
-        counts = self._asdict()
-        del counts["common"]
-        return {**self.common, **counts}
-
-
 @app.command(name="list")
 @settings_flags(CLUSTER)
 def list_letters(
@@ -178,16 +126,16 @@ def list_letters(
     by
         Headers to count by; may be repeated.
     """
-    known = anyio.run(_look, _connection(given.load()), topic)
+    known = anyio.run(read_letters, _connection(given.load()), topic)
     mask = (which or LetterFilter()).filter().matches(known.letters)
     mask &= True if every else known.open
-    summaries = _summaries(known.letters, mask, by)
+    groups = summaries(known.letters, mask, by)
     if as_json:
         print_json(
             {
                 "topic": topic,
                 "open": int(known.open.sum()),
-                "reasons": [each.as_json() for each in summaries],
+                "reasons": [each.as_json() for each in groups],
                 "passes": known.passes,
             }
         )
@@ -197,15 +145,15 @@ def list_letters(
     number = int(known.open.sum())
     letters = "letter" if number == 1 else "letters"
     console.print(f"{topic}: {number:,} open {letters}, {settled:,} settled or copies")
-    if not summaries:
+    if not groups:
         return
-    for each in summaries[:_MOST_ROWS]:
+    for each in groups[:_MOST_ROWS]:
         replayed = f", replayed up to {each.replays} times" if each.replays > 0 else ""
         written = f"{_moment(each.first)} to {_moment(each.last)}"
-        console.print(f"{each.letters:>11,}  {written}{replayed}  {each}  [{each.place}]")
-    if len(summaries) > _MOST_ROWS:
-        console.print(f"and {len(summaries) - _MOST_ROWS:,} more: see --json")
-    console.print(f"kmr dlq show {topic} {summaries[0].place} prints the oldest of the first line")
+        console.print(f"{each.letters:>11,}  {written}{replayed}  {_headers(each)}  [{each.place}]")
+    if len(groups) > _MOST_ROWS:
+        console.print(f"and {len(groups) - _MOST_ROWS:,} more: see --json")
+    console.print(f"kmr dlq show {topic} {groups[0].place} prints the oldest of the first line")
 
 
 @app.command
@@ -231,7 +179,7 @@ def show(
     """
     connection = _connection(given.load())
     if place is None:
-        place = _oldest(anyio.run(_look, connection, topic), topic, which or LetterFilter())
+        place = _oldest(anyio.run(read_letters, connection, topic), topic, which or LetterFilter())
     elif which is not None:
         raise SettingsError("give a place, or conditions such as --reason, not both")
     parsed = _PLACE.fullmatch(place)
@@ -239,7 +187,9 @@ def show(
         raise SettingsError(f"give the place as 0:15 or orders:0:15, not {place!r}")
     of_record, partition, offset = parsed["topic"], parsed["partition"], parsed["offset"]
     wanted = TopicPartition(of_record or topic, int(partition))
-    found = anyio.run(partial(_find, connection, topic, wanted, int(offset), bool(of_record)))
+    found = anyio.run(
+        partial(find_letters, connection, topic, wanted, int(offset), of_record=bool(of_record))
+    )
     console = plain_console()
     for letter in found:
         at = letter.select(["partition", "offset", "timestamp", "key", "value", "headers"])
@@ -283,12 +233,12 @@ def drop(
         Print which letters would be dropped.
     """
     config = _connection(given.load())
-    known = anyio.run(_look, config, topic)
+    known = anyio.run(read_letters, config, topic)
     new = _new_pass("drop", known, which, limit, "")
     chosen = new.select(known.letters, known.open)
     if not _announce(known, chosen, "dropped", dry_run=dry_run):
         return
-    anyio.run(_write_pass, config, topic, new)
+    anyio.run(write_pass, config, topic, new)
     plain_console().print(f"{topic}: {int(chosen.sum()):,} letters dropped")
 
 
@@ -360,8 +310,8 @@ def replay(
     per_second = _rate(rate)
     setup_logs(settings.log)
     config = connection_config(settings)
-    known = anyio.run(_look, config, topic)
-    unfinished = anyio.run(_unfinished, config, topic, known)
+    known = anyio.run(read_letters, config, topic)
+    unfinished = anyio.run(unfinished_pass, config, topic, known)
     if resume:
         if unfinished is None:
             raise SettingsError(f"--resume: every replay of {topic} has ended")
@@ -380,8 +330,10 @@ def replay(
     target = settings.strategy or new.to
     strategy = _resending(new.to) if new.action == "resend" else load_strategy(target)
     if not resume:
-        anyio.run(_write_pass, config, topic, new)
-        known = anyio.run(_look, config, topic)  # another pass may have been written before ours
+        anyio.run(write_pass, config, topic, new)
+        known = anyio.run(
+            read_letters, config, topic
+        )  # another pass may have been written before ours
         chosen = next(
             m for p, m in zip(known.passes, known.masks, strict=True) if p.name == new.name
         )
@@ -396,7 +348,7 @@ def replay(
         replaying, changed(settings, group=group_of(topic, new.name), strategy=new.to or target)
     )
     if code == 0:
-        left = int(anyio.run(_look, config, topic).open.sum())
+        left = int(anyio.run(read_letters, config, topic).open.sum())
         plain_console().print(
             f"{topic}: {int(chosen.sum()):,} letters replayed; {left:,} letters are open"
         )
@@ -407,71 +359,6 @@ def _connection(settings: ClusterSettings) -> ConnectionConfig:
     # Our own error reports what the Kafka client cannot recover from.
     setup_logs(LogSettings(level="error"))
     return connection_config(settings)
-
-
-async def _look(config: ConnectionConfig, topic: str) -> TopicLetters:
-    """Read the whole topic; keep places and headers, not keys and values."""
-    tables: list[pa.Table] = []
-    passes: list[Pass] = []
-    ends: Counter[int] = Counter()
-    async for batch in read_topic(config, topic):
-        tables.append(letters_among(batch.records))
-        passes += passes_among(batch.records)
-        ends[batch.partition] = batch.last + 1
-    letters = Letters.of(tables)
-    open_, masks = covered(letters, passes)
-    return TopicLetters(letters, passes, masks, open_, dict(ends))
-
-
-async def _find(
-    config: ConnectionConfig, topic: str, wanted: TopicPartition, offset: int, of_record: bool
-) -> list[pa.RecordBatch]:
-    """Return each letter at a place, or of the record at a place, as a batch of one row."""
-    found = []
-    async for batch in read_topic(config, topic):
-        records = batch.records
-        places = original_records(records) if of_record else records
-        here = (places.column("offset").to_numpy() == offset) & (
-            places.column("partition").to_numpy() == wanted.partition
-        )
-        found += [
-            records.slice(row, 1)
-            for row in np.flatnonzero(here).tolist()
-            if places.column("topic")[row].as_py() == wanted.topic
-        ]
-    if not found:
-        raise ConsumerError(f"{topic} has no letter for {wanted} offset {offset}")
-    return found
-
-
-async def _unfinished(
-    config: ConnectionConfig, topic: str, known: TopicLetters
-) -> tuple[Pass, NDArray[np.bool_]] | None:
-    """Return the replay that has letters beyond its committed offsets, and all letters that it covers."""
-    async with connect_admin(config) as admin:
-        for each, mask in zip(known.passes, known.masks, strict=True):
-            if each.action == "drop":
-                continue
-            committed = await admin.list_group_offsets(group_of(topic, each.name))
-            for partition, offsets in known.letters.offsets_by_partition(mask).items():
-                entry = committed.get(TopicPartition(topic, partition))
-                if entry is None or entry.offset <= offsets[-1]:
-                    return each, mask
-    return None
-
-
-async def _write_pass(config: ConnectionConfig, topic: str, new: Pass) -> None:
-    """Append a pass to the topic; it is durable when this returns."""
-    producer = AIOKafkaProducer(**config.client_options(), enable_idempotence=True)
-    with explain_refusal(f"a record for {topic}", config):
-        await producer.start()
-        try:
-            headers = [(CONTROL_HEADER, new.name.encode())]
-            await producer.send_and_wait(
-                topic, msgspec.json.encode(new), partition=0, headers=headers
-            )
-        finally:
-            await producer.stop()
 
 
 def _new_pass(
@@ -514,8 +401,8 @@ def _announce(known: TopicLetters, chosen: NDArray[np.bool_], done: str, *, dry_
         console.print(f"no open letter matches: nothing to be {done}")
     elif dry_run:
         console.print(f"dry run: {count:,} letters would be {done}")
-        for each in _summaries(known.letters, chosen)[:_MOST_ROWS]:
-            console.print(f"  {each.letters:,} in {each}")
+        for each in summaries(known.letters, chosen)[:_MOST_ROWS]:
+            console.print(f"  {each.letters:,} in {_headers(each)}")
     return count > 0 and not dry_run
 
 
@@ -528,43 +415,9 @@ def _as_it_was(records: pa.RecordBatch) -> pa.RecordBatch:
     return records
 
 
-def _summaries(
-    letters: Letters, mask: NDArray[np.bool_], by: Sequence[By] = ("stage", "reason")
-) -> list[LetterGroup]:
-    """Group letters by headers, the most frequent first."""
-    kinds = {f"kind {name}": letters.texts[name] for name in by}
-    if "reason" in by:
-        kinds["kind reason"] = pc.replace_substring_regex(
-            letters.texts["reason"], pattern=_VARIES, replacement="?"
-        )
-    columns: dict[str, Any] = {
-        "row": np.arange(len(letters)),
-        "replays": letters.numbers["replays"],
-        "written": letters.written,
-    }
-    table = pa.table(kinds | columns).filter(pa.array(mask))
-    grouped = table.group_by(list(kinds)).aggregate(
-        [
-            ("row", "min"),
-            ("row", "count"),
-            ("replays", "max"),
-            ("written", "min"),
-            ("written", "max"),
-        ]
-    )
-    found = [
-        LetterGroup(
-            {name: letters.texts[name][oldest].as_py() or "" for name in by},
-            row["row_count"],
-            max(0, row["replays_max"]),
-            row["written_min"],
-            row["written_max"],
-            f"{letters.partition[oldest]}:{letters.offset[oldest]}",
-        )
-        for row in grouped.to_pylist()
-        for oldest in (row["row_min"],)
-    ]
-    return sorted(found, key=lambda each: (-each.letters, *each.common.values()))
+def _headers(group: LetterGroup) -> str:
+    *others, last = (visible(value) or "-" for value in group.common.values())
+    return f"{' '.join(others)}: {last}" if others else last
 
 
 def _oldest(known: TopicLetters, topic: str, which: LetterFilter) -> str:

@@ -81,18 +81,6 @@ async def test_list_counts_open_letters_by_reason(dlq: Dlq) -> None:
     assert lines[3:] == ["kmr dlq show dead 0:0 prints the oldest of the first line"]
 
 
-async def test_reasons_that_differ_in_numbers_and_quoted_text_are_one(
-    dlq: Dlq, broker: Broker
-) -> None:
-    await broker.topics.create("dead", 1)
-    texts = ["no row of the key 7", "no row of the key 'x'", "no row of the key -1.5e3", "no row"]
-    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
-        for offset, text in enumerate(texts):
-            headers = [("kmr.offset", b"%d" % offset), ("kmr.reason", text.encode())]
-            await producer.send_and_wait("dead", b"", None, 0, headers=headers)
-    assert await reasons(dlq) == {"no row of the key 7": 3, "no row": 1}
-
-
 @pytest.mark.usefixtures("letters")
 async def test_list_counts_by_other_headers(dlq: Dlq) -> None:
     lines = (await dlq("list", "--by", "exception", "--by", "topic")).out.splitlines()
