@@ -13,13 +13,13 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from demo.processes import ChildFailed
 from demo.services import TABLE
-from kmr.cli.check import check
+from kmr.history.deliveries import check
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from demo.outcome import Cut
-    from kmr.cli.check import CheckResult
+    from kmr.history.deliveries import CheckResult
 
 __all__ = ["RESULTS", "Checked", "checked", "row_counter"]
 

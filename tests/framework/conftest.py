@@ -5,14 +5,17 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
+import clickhouse_connect
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from kmr.broker import Broker
+
+    FillTable = Callable[..., str]
 
 
 class CreateTopic(Protocol):
@@ -67,3 +70,24 @@ async def produce(broker: Broker) -> AsyncIterator[Produce]:
             return int(metadata.offset)
 
         yield write
+
+
+@pytest.fixture
+def fill(clickhouse_url: str) -> Iterator[FillTable]:
+    """Return a function that creates a ClickHouse table with the given rows; the test drops it at its end."""
+    with clickhouse_connect.get_client(dsn=clickhouse_url, autogenerate_session_id=False) as client:
+        names: list[str] = []
+
+        def fill(columns: str, *values: tuple[object, ...]) -> str:
+            name = f"check_{len(names)}"
+            client.command(
+                f"CREATE OR REPLACE TABLE {name} ({columns}) ENGINE = MergeTree ORDER BY tuple()"
+            )
+            names.append(name)
+            if values:
+                client.insert(name, [list(row) for row in values])
+            return name
+
+        yield fill
+        for name in names:
+            client.command(f"DROP TABLE IF EXISTS {name}")

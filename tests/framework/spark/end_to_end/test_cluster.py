@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
-from kmr.cli.check import check
 from kmr.cli.root import run_command
+from kmr.history.deliveries import check
 from kmr.sinks.clickhouse.client import ClickHouseAddress, connect
 from kmr.spark.jvm import find_jvm, lean_home
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from kmr.cli.check import check
+from kmr.history.deliveries import check
 from kmr.sinks.clickhouse.client import ClickHouseAddress, connect
 from tests.processes import open_descendants
 
