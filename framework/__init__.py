@@ -12,6 +12,7 @@ from ._lazy import lazy_exports
 if TYPE_CHECKING:
     from .branches.branches import OTHER as OTHER
     from .branches.branches import per_name as per_name
+    from .delivery.error_limit import ErrorLimit as ErrorLimit
     from .lookups.lookup import Lookup as Lookup
     from .lookups.table import LookupTable as LookupTable
     from .mapping.calls import Retries as Retries
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from .reducers.collect import Batcher as Batcher
     from .reducers.collect import Collect as Collect
     from .running import run as run
-    from .strategy import ErrorLimit as ErrorLimit
     from .strategy import Strategy as Strategy
     from .strategy import TopicMap as TopicMap
     from .values.avro.avro_format import Avro as Avro

@@ -15,7 +15,8 @@ import structlog
 from .columns.times import shown_time
 from .commit import Committer, TransactionalCommitter
 from .delivery.announcement import NOTHING_CLOSED
-from .delivery.failures import ErrorPort, LimitWindow
+from .delivery.error_limit import LimitWindow
+from .delivery.failures import ErrorPort
 from .guarantees import AtLeastOnce
 from .intake.backpressure import Gate
 from .intake.intake import Intake

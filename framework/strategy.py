@@ -6,12 +6,12 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 from .arguments import Checked
 from .branches.branches import Branches, PerName, as_chain, with_distinct
 from .branches.declared import declared, with_chains
-from .config.schema import parse_duration
+from .delivery.error_limit import MOSTLY_FAILED, ErrorLimit
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError, reason_of
 from .lookups.given import GivenRows, empty_tables
@@ -50,77 +50,6 @@ MAP_STAGE: Final = "map"
 ERROR_DELIVERY: Final[Delivery] = "at-least-once"
 """The worker's guarantee for failed records. Those of several partitions are flushed together, as they come:
 there is no range to announce, so a crash before the commit writes them to `reduce_err` again."""
-
-OnLimit = Literal["stop", "pause", "drop"]
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorLimit(metaclass=Checked):
-    """The acceptable number of failed records.
-
-    Example:
-        ```python
-        from kmr import ErrorLimit
-
-        limit = ErrorLimit(records=100, per=60, on_limit="pause")
-        ```
-
-    Attributes:
-        records: the most failed records within `per` seconds; None: any number.
-        per: the length of the window, in seconds; text has a unit: `"5m"`.
-        on_limit: `stop` the worker; `pause` until the window has room again; or `drop` the records above
-            the limit: they count as settled and are lost, which is logged and counted.
-        share: the most failed records within `per` seconds as a part of those that were mapped and not
-            filtered, 0 to 1; it counts from `at_least` failures on. None: any part. The worker alone knows
-            it, not Spark.
-        at_least: see `share`.
-    """
-
-    records: int | None = None
-    per: float | str = 60.0
-    on_limit: OnLimit = "stop"
-    share: float | None = None
-    at_least: int = 10_000
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "per", parse_duration(self.per, "err_limit: per"))
-        if self.records is not None and self.records < 0:
-            raise StrategyError(f"err_limit: records must be at least 0, not {self.records}")
-        if self.records is None and self.share is None:
-            raise StrategyError("err_limit: set records, share or both; err_limit=None is no limit")
-        if (self.share is not None and not 0 < self.share < 1) or self.at_least < 1:
-            raise StrategyError(
-                "err_limit: share must be between 0 and 1 and at_least at least 1, not "
-                f"{self.share} and {self.at_least}"
-            )
-        if self.on_limit not in get_args(OnLimit):
-            raise StrategyError(
-                f"err_limit: on_limit must be one of {get_args(OnLimit)}, not {self.on_limit!r}"
-            )
-        if self.on_limit == "pause" and self.records == 0:
-            raise StrategyError(
-                "err_limit: on_limit='pause' needs records of at least 1: with 0 it would pause for ever"
-            )
-
-    def allowed(self, mapped: int) -> int:
-        """Return how many of so many mapped records may fail."""
-        of_all = 2**63 if self.records is None else self.records
-        return (
-            of_all
-            if self.share is None
-            else min(of_all, max(self.at_least, int(self.share * mapped)))
-        )
-
-    def __str__(self) -> str:
-        """The limit in words."""
-        parts = [] if self.records is None else [f"{self.records:,} records"]
-        if self.share is not None:
-            parts.append(f"{self.share:.0%} of the records, and {self.at_least:,} of them")
-        return f"{' or '.join(parts)} in {float(self.per):g} s"
-
-
-MOSTLY_FAILED: Final = ErrorLimit(share=0.95)
-"""The default limit: if almost all records fail, the strategy is wrong, or the topic."""
 
 
 @dataclass(frozen=True, slots=True)

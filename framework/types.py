@@ -6,6 +6,7 @@ from ._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from .delivery.announcement import Announcement as Announcement
+    from .delivery.error_limit import OnLimit as OnLimit
     from .record import SCHEMA as SCHEMA
     from .record import Batch as Batch
     from .record import Header as Header
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from .reducers.sink import Refusal as Refusal
     from .reducers.sink import RowsRefused as RowsRefused
     from .reducers.sink import Write as Write
-    from .strategy import OnLimit as OnLimit
     from .values.value_format import Decoded as Decoded
     from .values.value_format import ValueFormat as ValueFormat
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import numpy as np
 import pyarrow as pa
 import structlog
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from ..mapping.results import Failure
     from ..observe.metrics import Metrics
     from ..record import Batch
-    from ..strategy import ErrorLimit
+    from .error_limit import LimitWindow
 
 _FAILED_COLUMNS: list[pa.Field[Any]] = [
     pa.field("reason", pa.string()),
@@ -136,68 +134,11 @@ def _rows(
     )
 
 
-class _Recent:
-    """A sum over the last `per` seconds."""
-
-    def __init__(self, per: float) -> None:
-        self._per = per
-        self._added: deque[tuple[float, int]] = deque()
-        self._sum = 0
-
-    def add(self, number: int) -> None:
-        self._forget()  # here too: nobody asks for the sum while no record fails
-        self._added.append((anyio.current_time(), number))
-        self._sum += number
-
-    def sum(self) -> int:
-        self._forget()
-        return self._sum
-
-    def _forget(self) -> None:
-        begin = anyio.current_time() - self._per
-        while self._added and self._added[0][0] <= begin:
-            self._sum -= self._added.popleft()[1]
-
-    async def wait(self) -> None:
-        """Sleep until the oldest number leaves the sum."""
-        if self._added:
-            await anyio.sleep_until(self._added[0][0] + self._per)
-
-
 def _texts(texts: Sequence[str | None]) -> pa.Array[Any]:
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
         return pa.array([None if each is None else storable(each) for each in texts], pa.string())
-
-
-class LimitWindow:
-    """The failures of all stages of a strategy in a sliding window."""
-
-    def __init__(self, limit: ErrorLimit | None) -> None:
-        self.limit = limit
-        per = 0.0 if limit is None else float(limit.per)
-        self._failed, self._mapped = _Recent(per), _Recent(per)
-
-    def room(self) -> int:
-        """Return how many more failures the limit allows now."""
-        if self.limit is None:
-            return 2**63
-        return max(0, self.limit.allowed(self._mapped.sum()) - self._failed.sum())
-
-    def count(self, failures: int) -> None:
-        """Count failures that were sent to the error sink."""
-        if self.limit is not None and failures:
-            self._failed.add(failures)
-
-    def count_mapped(self, records: int) -> None:
-        """Count records that were mapped and not filtered, whether they failed or not."""
-        if self.limit is not None and self.limit.share is not None:
-            self._mapped.add(records)
-
-    async def wait(self) -> None:
-        """Sleep until the oldest failure leaves the window."""
-        await self._failed.wait()
 
 
 class ErrorPort:

@@ -9,7 +9,8 @@ import anyio
 import numpy as np
 import pyarrow as pa
 
-from kmr.delivery.failures import ErrorPort, LimitWindow
+from kmr.delivery.error_limit import LimitWindow
+from kmr.delivery.failures import ErrorPort
 from kmr.delivery.ledger import Ledgers
 from kmr.guarantees import AtLeastOnce
 from kmr.intake.backpressure import Budget, Gate

@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 from kmr.commit import Committer
-from kmr.delivery.failures import ErrorPort, LimitWindow
+from kmr.delivery.error_limit import LimitWindow
+from kmr.delivery.failures import ErrorPort
 from kmr.delivery.ledger import Ledgers
 from kmr.errors import StrategyError
 from kmr.intake.backpressure import Budget, Gate

@@ -9,7 +9,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kmr.delivery.failures import ErrorPort, LimitWindow
+from kmr.delivery.error_limit import LimitWindow
+from kmr.delivery.failures import ErrorPort
 from kmr.delivery.ledger import Ledgers
 from kmr.intake.backpressure import Budget, Gate
 from kmr.map import MapStage

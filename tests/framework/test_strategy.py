@@ -58,22 +58,6 @@ def test_parts_that_do_not_fit_are_refused(parts: dict[str, Any], complaint: str
         Strategy(**{"map": locate, "reduce": [writer()], **parts})
 
 
-@pytest.mark.parametrize(
-    ("limit", "complaint"),
-    [
-        ({"records": -1}, "records must be at least 0, not -1"),
-        ({"records": 1, "per": 0.0}, "per must be above 0, not 0"),
-        ({"records": 1, "on_limit": "wait"}, "on_limit must be one of .*, not 'wait'"),
-        ({"records": 0, "on_limit": "pause"}, "needs records of at least 1"),
-    ],
-)
-def test_limits_of_failures_that_do_not_work_are_refused(
-    limit: dict[str, Any], complaint: str
-) -> None:
-    with pytest.raises(StrategyError, match=complaint):
-        ErrorLimit(**limit)
-
-
 def test_the_last_reducer_decides_the_delivery_unless_the_strategy_does() -> None:
     clickhouse = ClickHouseWriter("t")
     assert Strategy(locate, [writer()]).requested_delivery == "at-least-once"

@@ -10,7 +10,8 @@ import anyio
 import structlog
 
 from ... import errors
-from ...delivery.failures import ErrorPort, LimitWindow
+from ...delivery.error_limit import LimitWindow
+from ...delivery.failures import ErrorPort
 from ...delivery.ranges import merge_ranges
 from ...errors import KmrError, SinkError
 from ...memory.distinct import STAGE as DISTINCT_STAGE

@@ -24,7 +24,8 @@ from kmr.reducers.collect import Batcher, Collect
 from kmr.mapping.functions import map_batch, map_record
 from kmr.sinks import KafkaWriter
 from kmr.sinks.stream import StreamWriter
-from kmr.strategy import ErrorLimit, Strategy
+from kmr.delivery.error_limit import ErrorLimit
+from kmr.strategy import Strategy
 
 
 @map_record(schema=pa.schema([("a", pa.int64())]))

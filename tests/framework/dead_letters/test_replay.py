@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from kmr.dead_letters.replay import replay_of
+from kmr.delivery.error_limit import ErrorLimit
 from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, apply_async, map_batch, map_record
 from kmr.mapping.stop import Stop
 from kmr.sinks import DeadLetterWriter, KafkaWriter
-from kmr.strategy import ErrorLimit, Strategy, TopicMap
+from kmr.strategy import Strategy, TopicMap
 from kmr.tagged_rows import branches
 from kmr.testing import Journal, MemoryWriter
 from kmr.values.json.json_format import Json

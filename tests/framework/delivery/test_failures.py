@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from kmr.delivery.failures import LimitWindow
+from kmr.delivery.error_limit import MOSTLY_FAILED, ErrorLimit
 from kmr.errors import RecordFailed
-from kmr.strategy import MOSTLY_FAILED, ErrorLimit, Strategy
+from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
 
 from ..workers import P0, committed, locate, put, running, written
@@ -136,17 +136,6 @@ async def test_a_worker_stops_when_almost_all_records_fail_unless_the_limit_is_o
             if stops:
                 await anyio.sleep_forever()
             await clock.settle()
-
-
-async def test_a_window_forgets_what_was_mapped_before_it_also_while_nothing_fails(
-    clock: VirtualClock,
-) -> None:
-    window = LimitWindow(MOSTLY_FAILED)
-    for _ in range(3 * 60):
-        window.count_mapped(1)
-        await clock.advance(1.0)
-    assert len(window._mapped._added) <= float(MOSTLY_FAILED.per)
-    assert window._mapped.sum() <= float(MOSTLY_FAILED.per)
 
 
 async def test_the_error_limit_can_pause_until_the_window_has_room(clock: VirtualClock) -> None:
