@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmr.values.avro.avro_format import Avro, encode_datums
+from kmr.values.avro.avro_format import Avro
+from kmr.values.avro.datums import encode_datums
 from kmr.values.avro.schema import NamedTypes, parse
 from kmr.values.value_format import RowsDoNotFit
 from tests.examples import examples
@@ -147,8 +148,47 @@ def test_columns_that_are_lacking_have_the_defaults_of_the_schema() -> None:
     assert read_back(schema, pa.table({"a": [1]})) == [row]
 
 
+def test_fields_of_nested_records_that_the_rows_lack_have_the_defaults_of_the_schema() -> None:
+    inner = {**record(a="int"), "name": "In"}
+    inner["fields"] += [
+        {"name": "b", "type": "bytes", "default": "\xff"},
+        {"name": "c", "type": ["null", "int"]},
+    ]
+    schema = record(one=inner, some={"type": "array", "items": "In"}, maybe=["null", "In"])
+    full = {"a": 1, "b": b"\xff", "c": None}
+    rows = pa.table({"one": [{"a": 1}], "some": [[{"a": 1}, {"a": 1}]], "maybe": [{"a": 1}]})
+    assert read_back(schema, rows) == [{"one": full, "some": [full, full], "maybe": full}]
+    given = rows.set_column(0, "one", pa.array([{"a": 1, "b": b"x", "c": 5}]))
+    assert read_back(schema, given)[0]["one"] == {"a": 1, "b": b"x", "c": 5}
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        ([{"b": "x"}], "field in.a: the rows lack it, and it has no default"),
+        ([{"a": 1, "b": None}], "field in.b (string) cannot be null"),
+        ([{"a": 1, "l": None}], "field in.l (array) cannot be null"),
+    ],
+)
+def test_the_reason_names_the_field_and_the_value_and_not_an_error_of_the_library(
+    column: list[Any], reason: str
+) -> None:
+    inner = {**record(a="int"), "name": "In"}
+    inner["fields"] += [
+        {"name": "b", "type": "string", "default": ""},
+        {"name": "l", "type": {"type": "array", "items": "int"}, "default": []},
+    ]
+    rows = pa.table({"in": column, "u": [1]})
+    with pytest.raises(RowsDoNotFit) as caught:
+        read_back(record(**{"in": inner}, u=["int", "boolean"]), rows)
+    assert caught.value.failures == {0: reason}
+
+
 def test_a_plain_column_is_written_as_the_branch_that_fits() -> None:
     assert read_back(record(u=["int", "string"]), pa.table({"u": ["a"]})) == [{"u": "a"}]
+    with pytest.raises(RowsDoNotFit) as caught:
+        read_back(record(u=["int", "boolean"]), pa.table({"u": ["a"]}))
+    assert caught.value.failures == {0: "field u ([int, boolean]) cannot hold 'a'"}
 
 
 def test_symbols_and_uuids_that_the_schema_cannot_hold_are_refused_by_row() -> None:
