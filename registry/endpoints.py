@@ -27,6 +27,7 @@ from .records import LARGEST, ConfigValue, Mode
 from .registry import LATEST, RegistryStore, SchemaRequest
 from .schemas.compatibility import Level
 from .schemas.schema_types import SCHEMA_TYPES
+from .state import guid_of, identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -140,6 +141,11 @@ class EndpointCall:
             raise RequestRefused(404, "HTTP 404 Not Found")
         return found
 
+    @property
+    def guid(self) -> str:
+        """The GUID in the path."""
+        return str(self._request.path_params["guid"])
+
     def flag(self, name: str) -> bool:
         """Return a parameter of the query that is true or false; False without it."""
         return self.text(name).lower() == "true"
@@ -243,7 +249,9 @@ async def _versions(call: EndpointCall) -> Answer:
 async def _register(call: EndpointCall) -> Answer:
     request = await call.schema()
     normalize = call.flag("normalize")
-    return {"id": await call.registry.register(call.subject, request, normalize=normalize)}
+    number = await call.registry.register(call.subject, request, normalize=normalize)
+    of_id = call.registry.state.by_id(number)
+    return {"id": number} | ({"guid": guid_of(identity_of(of_id[0]))} if of_id else {})
 
 
 async def _version(call: EndpointCall) -> Answer:
@@ -289,11 +297,29 @@ async def _types(call: EndpointCall) -> Answer:
 async def _schema(call: EndpointCall) -> Answer:
     value = _of_id(call)[0]
     entity = await _entity(call, value)
-    for field in ("subject", "version", "id"):
+    for field in ("subject", "version", "id", "guid"):
         del entity[field]
     if call.flag("fetchMaxId"):
         entity["maxId"] = call.registry.state.max_id
     return entity
+
+
+async def _schema_of_guid(call: EndpointCall) -> Answer:
+    (value, *_) = call.registry.state.by_id(_id_of_guid(call))
+    entity = await _entity(call, value)
+    del entity["subject"], entity["version"]
+    return entity
+
+
+async def _ids_of_guid(call: EndpointCall) -> Answer:
+    return [{"context": ".", "id": _id_of_guid(call)}]
+
+
+def _id_of_guid(call: EndpointCall) -> int:
+    found = call.registry.state.id_of_guid(call.guid)
+    if found is None:
+        raise schema_not_found(call.guid)
+    return found
 
 
 async def _schema_text(call: EndpointCall) -> Answer:
@@ -337,6 +363,7 @@ async def _entity(call: EndpointCall, value: SchemaValue) -> dict[str, Any]:
         "subject": value.subject,
         "version": value.version,
         "id": value.id,
+        "guid": guid_of(identity_of(value)),
         "schemaType": value.schemaType,
         "references": value.references,
         "schema": text,
@@ -485,6 +512,7 @@ def _in_default_context(subject: str, prefix: str) -> bool:
 _SUBJECT: Final = "/subjects/{subject}"
 _VERSION: Final = f"{_SUBJECT}/versions/{{version}}"
 _BY_ID: Final = "/schemas/ids/{id}"
+_BY_GUID: Final = "/schemas/guids/{guid}"
 _COMPATIBILITY: Final = "/compatibility/subjects/{subject}/versions"
 
 _READING: Final[tuple[tuple[str, str, Endpoint], ...]] = (
@@ -500,6 +528,8 @@ _READING: Final[tuple[tuple[str, str, Endpoint], ...]] = (
     ("GET", _BY_ID, _schema),
     ("GET", f"{_BY_ID}/schema", _schema_text),
     ("GET", f"{_BY_ID}/subjects", _schema_subjects),
+    ("GET", _BY_GUID, _schema_of_guid),
+    ("GET", f"{_BY_GUID}/ids", _ids_of_guid),
     ("GET", f"{_BY_ID}/versions", _schema_versions),
     ("POST", f"{_COMPATIBILITY}/{{version}}", _check),
     ("POST", _COMPATIBILITY, _check_all),

@@ -60,7 +60,7 @@ def version_not_found(version: int | str) -> RequestRefused:
     return RequestRefused(VERSION_NOT_FOUND, f"Version {version} not found.")
 
 
-def schema_not_found(schema_id: int | None = None) -> RequestRefused:
-    """Return the error for an id, or for the schema of a request, that is not registered."""
+def schema_not_found(schema_id: int | str | None = None) -> RequestRefused:
+    """Return the error for an id or GUID, or for the schema of a request, that is not registered."""
     what = "Schema" if schema_id is None else f"Schema {schema_id}"
     return RequestRefused(SCHEMA_NOT_FOUND, f"{what} not found")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from uuid import UUID
 
 import msgspec
 
@@ -52,6 +54,12 @@ def identity_of(value: SchemaValue) -> Identity:
     return Identity(type_of(value), value.schema, references_of(value))
 
 
+def guid_of(identity: Identity) -> str:
+    """Return the GUID of a schema, which equal schemas share in every registry of ours."""
+    digest = hashlib.md5(msgspec.json.encode(identity), usedforsecurity=False).digest()
+    return str(UUID(bytes=digest, version=3))
+
+
 class RegistryState:
     """The state after all records that were given to `apply`, in the topic's order.
 
@@ -68,6 +76,7 @@ class RegistryState:
         self._subjects: dict[str, dict[int, SchemaValue]] = {}
         self._ids: dict[int, dict[tuple[str, int], SchemaValue]] = {}
         self._identities: dict[Identity, dict[tuple[str, int], int]] = {}
+        self._guids: dict[str, Identity] = {}
         self._referring: dict[tuple[str, int], dict[tuple[str, int], int]] = {}
 
     # -- looking up --------------------------------------------------------------------------------
@@ -107,6 +116,11 @@ class RegistryState:
         """Return the lowest id of an equal schema, which any subject may have."""
         return min(self._identities.get(identity, {}).values(), default=None)
 
+    def id_of_guid(self, guid: str) -> int | None:
+        """Return the id of the schema with a GUID."""
+        identity = self._guids.get(guid.lower())
+        return None if identity is None else self.id_of(identity)
+
     def referring(self, subject: str, version: int) -> list[int]:
         """Return the ids of the schemas that refer to this version, without soft deleted ones, sorted."""
         return sorted(set(self._referring.get((subject, version), {}).values()))
@@ -145,7 +159,10 @@ class RegistryState:
         place = (value.subject, value.version)
         self._subjects.setdefault(value.subject, {})[value.version] = value
         self._ids.setdefault(value.id, {})[place] = value
-        self._identities.setdefault(identity_of(value), {})[place] = value.id
+        identity = identity_of(value)
+        if identity not in self._identities:
+            self._guids[guid_of(identity)] = identity
+        self._identities.setdefault(identity, {})[place] = value.id
         self.max_id = max(self.max_id, value.id)
         if not value.deleted:
             for each in references_of(value):
@@ -167,6 +184,7 @@ class RegistryState:
         del self._identities[identity][place]
         if not self._identities[identity]:
             del self._identities[identity]
+            del self._guids[guid_of(identity)]
         for each in references_of(value):
             self._referring.get((each.subject, each.version), {}).pop(place, None)
 

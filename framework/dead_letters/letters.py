@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from ..errors import storable
 from ..record import SCHEMA, TopicPartition
 from ..reducers.reducer import Context
+from ..values.registry.id_headers import schema_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -119,7 +120,7 @@ def letter_headers(failed: pa.Table, context: Context | None = None) -> list[lis
             PARTITION: partition,
             OFFSET: offset,
             TIMESTAMP: time,
-            SCHEMA_ID: _schema_id(value) if context.for_sinks.has_schema_ids else None,
+            SCHEMA_ID: schema_id_of(value, had) if context.for_sinks.has_schema_ids else None,
             GENERATION: context.for_sinks.generations.get(TopicPartition(topic, partition)) or None,
             GROUP: context.group or None,
             STRATEGY: context.strategy or None,
@@ -191,13 +192,6 @@ def _history(headers: Mapping[str, bytes]) -> list[EarlierFailure]:
         return msgspec.json.decode(headers.get(HISTORY, b"[]"), type=list[EarlierFailure])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return []
-
-
-def _schema_id(value: bytes | None) -> int | None:
-    """Return the id before a value in Confluent's wire format: a zero byte, and 4 bytes."""
-    if value is None or len(value) < 5 or value[0]:
-        return None
-    return int.from_bytes(value[1:5])
 
 
 def _text(headers: Mapping[str, bytes], name: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from ..errors import StrategyError
+from ..values.registry.id_headers import framed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -77,11 +78,13 @@ class Store(ABC):
         """
         keys: list[bytes | None] = records.column("key").to_pylist()
         offsets = records.column("offset")
-        values: Any = records.column("value")
+        values, unframed = framed(self.lookup.value, records, "value")
         stamps = self._rows.stamps(records)
         made_of_each = zip(keys, self._decode(values), stamps, strict=False)
         for row, (raw, made, stamp) in enumerate(made_of_each):
-            if isinstance(made, Rejected):
+            if row in unframed:
+                self._reject(f"offset {offsets[row].as_py()}: {unframed[row]}")
+            elif isinstance(made, Rejected):
                 self._reject(f"offset {offsets[row].as_py()}: {made.reason}")
             elif made is None:
                 self._delete(raw, stamp)

@@ -17,6 +17,7 @@ from ..lookups.versions import RECORD_TIME
 from ..record import OFFSET_MARK, RECORD_OFFSET, SCHEMA, Record, to_records
 from ..values.debezium.json_envelope import payloads_of
 from ..values.json.json_format import Json
+from ..values.registry.id_headers import framed
 from ..values.value_format import REQUIRED
 from .results import Failure, MapResult
 
@@ -210,7 +211,9 @@ class Inputs:
         if self.value is None:
             return Arguments(offsets, to_records(records), None, [])
         values: Any = records.column("value")
-        objects, failures = self.value.decode_objects(values)
+        given, unframed = framed(self.value, records, "value")
+        objects, failures = self.value.decode_objects(given)
+        failures |= unframed
         absent = values.is_null()
         if self.value.is_changes:
             absent = pa.array([each is None for each in objects])
@@ -235,15 +238,18 @@ class Inputs:
         values: Any = records.column("value")
         keys: Any = records.column("key")
         if self.key is not None:
-            decoded, failures = self.key.decode(self._plain(keys))
+            given, unframed = framed(self.key, records, "key")
+            decoded, failures = self.key.decode(self._plain(given))
             columns += decoded.columns
             reasons |= {
-                row: f"key: {reason.removeprefix('value: ')}" for row, reason in failures.items()
+                row: f"key: {reason.removeprefix('value: ')}"
+                for row, reason in (failures | unframed).items()
             }
         if self.value is not None:
-            decoded, failures = self.value.decode(values)
+            given, unframed = framed(self.value, records, "value")
+            decoded, failures = self.value.decode(given)
             columns[:0] = decoded.columns
-            reasons |= failures
+            reasons |= failures | unframed
         absent = values.is_null()
         if self._are_changes:
             columns, absent = self._changed(columns, values, keys, reasons)

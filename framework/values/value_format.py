@@ -99,6 +99,17 @@ class ValueFormat(metaclass=Checked):
         """Whether each value begins with the id of its schema (Confluent's wire format)."""
         return False
 
+    def schema_id_of_guid(self, guid: str) -> int:
+        """Return the id of the schema with a GUID: producers may put that in a header in place of the id.
+
+        Called where `has_schema_ids`. By default 0, for formats that read all schemas alike.
+
+        Raises:
+            UnknownSchema: the registry does not have it.
+            RegistryError: the registry does not answer.
+        """
+        return 0
+
     @property
     def is_changes(self) -> bool:
         """Whether the rows are changes, with a column `op`: where it is null the value is no change."""

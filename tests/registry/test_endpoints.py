@@ -12,8 +12,14 @@ RECORD = '{"type":"record","name":"R","fields":[]}'
 
 async def test_a_version_is_shown_with_its_subject_and_id(rest: Rest) -> None:
     await rest.register("s", RECORD)
-    version = {"subject": "s", "version": 1, "id": 1, "schema": RECORD}
-    assert await rest.get("/subjects/s/versions/1") == version
+    found = await rest.get("/subjects/s/versions/1")
+    guid = found["guid"]
+    version = {"subject": "s", "version": 1, "id": 1, "guid": guid, "schema": RECORD}
+    assert found == version
+    assert await rest.get(f"/schemas/guids/{guid.upper()}/ids") == [{"context": ".", "id": 1}]
+    by_guid = {"id": 1, "guid": guid, "schema": RECORD}
+    assert await rest.get(f"/schemas/guids/{guid}") == by_guid
+    assert await rest.refused("GET", f"/schemas/guids/{guid[:-1]}/ids") == (404, 40403)
     assert await rest.get("/subjects/s/versions/latest") == version
     assert await rest.get("/subjects/s/versions/-1") == version
     assert await rest.get("/subjects/s/versions/1/schema") == {

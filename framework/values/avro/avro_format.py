@@ -105,6 +105,9 @@ class Avro(ValueFormat):
     def has_schema_ids(self) -> bool:
         return self._registry is not None
 
+    def schema_id_of_guid(self, guid: str) -> int:
+        return 0 if self._registry is None else self._registry.id_of_guid(guid)
+
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode values; one that is damaged, or whose schema is unknown or does not fit, fails alone."""
         return self._decoder().decode(values)

@@ -149,6 +149,9 @@ class Debezium(ValueFormat):
     def has_schema_ids(self) -> bool:
         return self._inner.has_schema_ids
 
+    def schema_id_of_guid(self, guid: str) -> int:
+        return self._inner.schema_id_of_guid(guid)
+
     @property
     def is_changes(self) -> bool:
         return True

@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
@@ -29,6 +29,7 @@ SchemaKind: TypeAlias = Literal["AVRO", "JSON", "PROTOBUF"]
 _CONTENT: Final = "application/vnd.schemaregistry.v1+json"
 _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
 _SUBJECT_NOT_FOUND: Final = 40401
+_DEFAULT_CONTEXT: Final = "."
 _MOST_UNKNOWN: Final = 1000  # then those that are to be asked for again are forgotten
 _FORGET_UNKNOWN: Final = 30.0  # seconds: it may be registered later, or on a replica that lags
 
@@ -64,6 +65,11 @@ class RegisteredSchema(msgspec.Struct, frozen=True, rename="camel"):
 
 class _Registered(msgspec.Struct, frozen=True):
     id: int
+
+
+class _IdInContext(msgspec.Struct, frozen=True):
+    id: int
+    context: str = "."
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -126,7 +132,7 @@ class Registry:
             RegistryUnavailable: the registry does not answer.
             RegistryError: it refuses us.
         """
-        found = self._remembered(number, f"/schemas/ids/{number}")
+        found = self._remembered(number, f"/schemas/ids/{number}", RegisteredSchema)
         return msgspec.structs.replace(found, id=number)
 
     def by_version(self, subject: str, version: int | None = None) -> RegisteredSchema:
@@ -141,28 +147,36 @@ class Registry:
         if version is None:
             latest: RegisteredSchema = self._ask("GET", path, RegisteredSchema)
             return latest
-        return self._remembered((subject, version), path)
+        return self._remembered((subject, version), path, RegisteredSchema)
 
-    def _remembered(self, key: int | tuple[str, int], path: str) -> RegisteredSchema:
-        """Ask for a schema that never changes, once."""
+    def _remembered(self, key: int | str | tuple[str, int], path: str, answer: type[T]) -> T:
+        """Ask for what never changes, once."""
         local = self._local
         with local.lock:
             known = local.schemas.get(key)
             if known is not None:
-                return known
+                return cast("T", known)
             unknown = local.unknown.get(key)
             if unknown is not None and time.monotonic() < unknown[0]:
                 raise UnknownSchema(unknown[1])
             try:
-                answer: RegisteredSchema = self._ask("GET", path, RegisteredSchema)
+                found: T = self._ask("GET", path, answer)
             except UnknownSchema as error:
                 now = time.monotonic()
                 if len(local.unknown) >= _MOST_UNKNOWN:  # values with random bytes for an id
                     local.unknown = {n: each for n, each in local.unknown.items() if each[0] > now}
                 local.unknown[key] = now + _FORGET_UNKNOWN, str(error)
                 raise
-            local.schemas[key] = answer
-            return answer
+            local.schemas[key] = found
+            return found
+
+    def id_of_guid(self, guid: str) -> int:
+        """Return the id of a schema with a GUID; remembered as `by_id` does. Raises as `by_id`."""
+        path = f"/schemas/guids/{guid}/ids"
+        found = self._remembered(guid, path, tuple[_IdInContext, ...])
+        if not found:
+            raise UnknownSchema(f"registry {self.url}: {path} has no id")
+        return min(found, key=lambda each: each.context != _DEFAULT_CONTEXT).id
 
     def serialized(self, number: int) -> str:
         """Return the text of a Protobuf schema as its serialized file, in base64. Raises as `by_id`."""
@@ -268,8 +282,9 @@ class Registry:
             return SchemaRefused(text)
         if refusal.error_code == _SUBJECT_NOT_FOUND:
             text = f"{text}; check the subject's name, or let a producer register its schema first"
-        if status == 404 and refusal.error_code // 100 != 404:
-            # A proxy's 404 has no code of the registry: not every value is to fail because of it.
+        if status == 404 and refusal.error_code // 100 != 404 and "/guids/" not in path:
+            # A proxy's 404 has no code of the registry: not every value is to fail because of it. Older
+            # registries have no GUIDs.
             return RegistryError(f"{text}; is the path of the registry's URL right?")
         return UnknownSchema(text) if status == 404 else RegistryError(text)
 
@@ -305,8 +320,8 @@ class _Local:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.schemas: dict[int | tuple[str, int], RegisteredSchema] = {}
-        self.unknown: dict[int | tuple[str, int], tuple[float, str]] = {}
+        self.schemas: dict[int | str | tuple[str, int], object] = {}
+        self.unknown: dict[int | str | tuple[str, int], tuple[float, str]] = {}
         self.registered: dict[tuple[str, RegisteredSchema], int] = {}
         self._pool: urllib3.PoolManager | None = None
 

@@ -164,7 +164,7 @@ async def test_other_machines_cannot_connect_by_accident(tmp_path: Path) -> None
 async def test_a_schema_that_was_registered_is_there_after_a_kill(tmp_path: Path) -> None:
     arguments = ("--data", tmp_path, "--port", 0, "--registry-port", 0)
     body = b'{"schema": "\\"int\\""}'
-    for method, found in (("post", {"id": 1}), ("get", [1])):
+    for method, found in (("post", 1), ("get", [1])):
         process = await start(*arguments)
         try:
             assert process.stdout is not None
@@ -174,7 +174,8 @@ async def test_a_schema_that_was_registered_is_there_after_a_kill(tmp_path: Path
             async with aiohttp.request(
                 method, f"{registry}/subjects/s/versions", data=body if method == "post" else None
             ) as answer:
-                assert json.loads(await answer.read()) == found
+                answered = json.loads(await answer.read())
+                assert (answered["id"] if method == "post" else answered) == found
         finally:
             process.kill()
             await process.communicate()

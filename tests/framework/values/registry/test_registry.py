@@ -74,6 +74,19 @@ def test_a_schema_is_asked_for_once_in_each_process(scripted: Scripted) -> None:
     assert len(scripted.requests) == 2
 
 
+def test_the_id_of_a_guid_is_that_of_the_default_context_and_is_asked_for_once(
+    scripted: Scripted,
+) -> None:
+    guid = "89791762-2336-186f-9674-299b90a802e2"
+    scripted.answers = [(200, [{"context": ":.east:", "id": 9}, {"context": ".", "id": 4}])]
+    registry = Registry(scripted.url, retries=0)
+    assert registry.id_of_guid(guid) == registry.id_of_guid(guid) == 4
+    assert scripted.requests == [(f"/schemas/guids/{guid}/ids", None)]
+    scripted.answers = [(404, {"error_code": 404, "message": "HTTP 404 Not Found"})]
+    with pytest.raises(UnknownSchema):  # a registry without GUIDs: the value fails alone
+        registry.id_of_guid("other")
+
+
 @pytest.mark.parametrize(
     ("options", "header"),
     [
