@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StrategyError, as_exception
+from .gathering import GatheredRows
 from .results import Failure, is_plain, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    import pyarrow as pa
 
     from ..values.schemas import RowType
+    from .results import MapResult
 
 
 class CollectedRows:
@@ -20,6 +24,8 @@ class CollectedRows:
         row_type: the class of the rows, if it is declared.
         describe: makes the failure of a record of its number, and of what the function, or its generator,
             raised.
+        schema: the columns of the rows, if they are declared without a class.
+        sink_types: as those of `results.from_rows`.
 
     Attributes:
         rows: those of all calls.
@@ -31,6 +37,8 @@ class CollectedRows:
         self,
         row_type: RowType | None,
         describe: Callable[[int, Exception], Failure] = Failure.of,
+        schema: pa.Schema | None = None,
+        sink_types: Mapping[str, pa.DataType] = {},
     ) -> None:
         self.rows: list[Any] = []
         self.numbers: list[int] = []
@@ -38,6 +46,17 @@ class CollectedRows:
         self._describe = describe
         self._known = {dict if row_type is None else row_type.instances}
         """Classes whose objects are rows as they are."""
+        self._gathered = GatheredRows(row_type or schema, sink_types)
+
+    def gather(self) -> None:
+        """Let the rows so far become columns, as far as they can: a part of a batch has ended."""
+        self._gathered.add(self.rows, self.numbers)
+        self.rows, self.numbers = [], []
+
+    def columns(self, failures: list[Failure]) -> MapResult:
+        """Return the rows of all parts as columns, without those of records that have a wrong value."""
+        self.gather()
+        return self._gathered.result(failures)
 
     def call_each(
         self, call: Callable[..., Any], arguments: Sequence[list[Any]], numbers: list[int]

@@ -53,6 +53,9 @@ class DividedRows(CollectedRows):
             for cls, name in branching.classes.items()
         }
 
+    def gather(self) -> None:
+        """Do nothing: the rows of a branch become columns together."""
+
     def _add(self, result: Any, number: int) -> None:
         rows = iter(result if type(result) is list else (result,))
         for row in rows:

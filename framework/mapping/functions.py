@@ -35,7 +35,6 @@ from .results import (
     MapResult,
     columns_of,
     from_columns,
-    from_rows,
     tables_of,
 )  # fmt: skip
 
@@ -303,15 +302,29 @@ def apply(
     if spec.per == "batch":
         columns, failures = spec.columns(records, numbered)
         return _run(_batch_calls(function, spec, columns, failures), call)
-    arguments = spec.inputs.arguments(records)
     if spec.calls is not None:
+        arguments = spec.inputs.arguments(records)
         outcomes = make_calls(_of_items(call), arguments.items, spec.calls, stop)
         return _of_outcomes(spec, arguments, outcomes)
-    rows = _collected(spec, arguments, stop)
-    calls = rows.call_each(call, arguments.lists, arguments.offsets)
+    rows = _collected(spec)
+    undecoded: list[Failure] = []
+    parts = spec.inputs.parts(records)
+    done, rest = 0, None
+    while parts and rest is None:
+        part = parts.popleft()
+        arguments = spec.inputs.arguments(part)
+        if stop is not None:
+            stop.watch(arguments.first, parts)
+        calls = rows.call_each(call, arguments.lists, arguments.offsets)
+        undecoded += arguments.failures
+        rest = _first_left(arguments, calls)
+        rows.gather()
+        done += len(part)
     if stop is not None:
         stop.ended()
-    return _converted(spec, arguments, rows, calls)
+    if rest is None and done < len(records):
+        rest = records.column("offset")[done].as_py()
+    return _converted(spec, rows, undecoded, rest)
 
 
 def _of_items(call: Callable[..., T]) -> Callable[[Any], T]:
@@ -368,11 +381,13 @@ async def apply_async(
         if spec.calls is not None:
             outcomes = await make_calls_async(_of_items(call), arguments.items, spec.calls, stop)
             return _of_outcomes(spec, arguments, outcomes)
-        rows = _collected(spec, arguments, stop)
+        rows = _collected(spec)
+        if stop is not None:
+            stop.watch(arguments.first)
         count = await rows.await_each(call, arguments.lists, arguments.offsets)
         if stop is not None:
             stop.ended()
-        return _converted(spec, arguments, rows, count)
+        return _converted(spec, rows, arguments.failures, _first_left(arguments, count))
     columns, failures = await prepare(partial(spec.columns, records))
     calls = _batch_calls(function, spec, columns, failures)
     try:
@@ -397,40 +412,42 @@ def _unmapped(records: pa.RecordBatch) -> MapResult:
 Calls = Generator[Any, Any, MapResult]
 
 
-def _collected(spec: MapSpec, arguments: Arguments, stop: Stop | None = None) -> CollectedRows:
-    """Return what collects the rows of these arguments' calls, which `stop` ends."""
-    if stop is not None:
-        stop.watch(arguments.first)
+def _collected(spec: MapSpec) -> CollectedRows:
+    """Return what calls the function and collects its rows."""
     if spec.branching is not None:
         return DividedRows(spec.branching, _failure)
-    return CollectedRows(spec.row_type, _failure)
+    return CollectedRows(spec.row_type, _failure, spec.schema, spec.sink_types.get("", {}))
+
+
+def _first_left(arguments: Arguments, calls: int) -> int | None:
+    """Return the first offset that is not mapped, if the calls were stopped after so many."""
+    offsets = arguments.offsets
+    if calls == len(offsets):
+        return None
+    return offsets[calls - 1] + 1 if calls else offsets[0]
 
 
 def _converted(
-    spec: MapSpec, arguments: Arguments, collected: CollectedRows, calls: int
+    spec: MapSpec, collected: CollectedRows, undecoded: list[Failure], rest: int | None
 ) -> MapResult:
-    """Convert the rows of the first calls to columns."""
-    failures = arguments.failures + collected.failures
-    offsets = arguments.offsets
-    rest = None
-    if calls < len(offsets):  # they were stopped
-        rest = offsets[calls - 1] + 1 if calls else offsets[0]
+    """Convert the rows to columns. `rest`: the first offset that is not mapped."""
+    failures = undecoded + collected.failures
+    if rest is not None:
         failures = [failure for failure in failures if failure.offset < rest]
     failures.sort()
     if spec.branching is not None:
         assert isinstance(collected, DividedRows)  # noqa: S101
         mapped = spec.branching.from_rows(collected.branches, failures, spec.sink_types)
     else:
-        schema, sink_types = spec.row_type or spec.schema, spec.sink_types.get("", {})
-        mapped = from_rows(schema, collected.rows, collected.numbers, failures, sink_types)
+        mapped = collected.columns(failures)
     return mapped if rest is None else replace(mapped, rest=rest)
 
 
 def _of_outcomes(spec: MapSpec, arguments: Arguments, outcomes: list[CallOutcome]) -> MapResult:
     """Convert the outcomes of the first calls to columns."""
-    rows = _collected(spec, arguments)
+    rows = _collected(spec)
     calls = rows.call_each(CallOutcome.get, (outcomes,), arguments.offsets)
-    mapped = _converted(spec, arguments, rows, calls)
+    mapped = _converted(spec, rows, arguments.failures, _first_left(arguments, calls))
     return replace(mapped, retries=sum(each.attempts - 1 for each in outcomes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -46,6 +47,9 @@ _RENAME: Final = (
 _TOMBSTONE: Final = "value: null (a tombstone)"
 _NO_KEY: Final = "key: null, and so is the value: nothing says what is deleted"
 _OP: Final[pa.Field[Any]] = pa.field("op", pa.string(), nullable=False)
+
+PART: Final = 1_024
+"""Records whose objects are made at a time: the processor's cache has all of them."""
 
 
 class Arguments(NamedTuple):
@@ -196,6 +200,14 @@ class Inputs:
             return function(*arguments) if takes_both else function(arguments[0])
 
         return at_record_time
+
+    def parts(self, records: pa.RecordBatch) -> deque[pa.RecordBatch]:
+        """Divide records for calls of a per-record function, so that the processor's cache has their objects.
+
+        Not where the format decodes many values at once.
+        """
+        size = PART if self.value is None or self.value.decodes_singly else max(1, len(records))
+        return deque(records.slice(first, size) for first in range(0, len(records), size))
 
     def arguments(
         self, records: pa.RecordBatch, numbered: pa.RecordBatch | None = None

@@ -95,7 +95,7 @@ class MapResult:
 
 def from_rows(
     schema: RowType | pa.Schema | None,
-    rows: list[Any],
+    rows: list[Any] | dict[str, list[Any]],
     offsets: Sequence[int] | NDArray[np.int64],
     failures: list[Failure],
     sink_types: Mapping[str, pa.DataType] = {},
@@ -110,38 +110,42 @@ def from_rows(
     (`kmr.columns.column_types`).
 
     Args:
-        rows: dicts, or objects whose attributes are the columns.
+        rows: dicts, or objects whose attributes are the columns; without a schema also the values by column.
         sink_types: what the sink stores, by the names of its columns (`kmr.mapping.sink_types`).
         alike: all rows are known to be objects of the class of `schema`.
     """
     if not rows:
         return MapResult(None, NO_OFFSETS, tuple(failures))
     misfits: dict[int, str] = {}
-    if isinstance(schema, RowType) and not (alike or set(map(type, rows)) == {schema.instances}):
-        schema = schema.schema
-    table = _table(schema, rows, misfits, sink_types)
-    if not misfits:
-        return MapResult(table, np.array(offsets, dtype=np.int64), tuple(failures))
-    mapped = _drop_records(table, np.array(offsets, dtype=np.int64), misfits, failures)
-    if schema is None and mapped.table is not None:
+    if schema is not None and isinstance(rows, list):
+        table = typed_table(schema, rows, misfits, alike=alike)
+        return kept_records(table, np.array(offsets, dtype=np.int64), misfits, failures)
+    values = rows if isinstance(rows, dict) else _values_of(rows, misfits)
+    table = pa.table(
+        {
+            name: _column(some, name, None, misfits, sink_types.get(name))
+            for name, some in values.items()
+        }
+    )
+    mapped = kept_records(table, np.array(offsets, dtype=np.int64), misfits, failures)
+    if misfits and mapped.table is not None and isinstance(rows, list):
         failed = {failure.offset for failure in mapped.failures}
         kept = [row for row, offset in zip(rows, offsets, strict=True) if offset not in failed]
         mapped = replace(mapped, table=mapped.table.select(_columns_of(_dicts(kept), None, {})))
     return mapped
 
 
-def _table(
-    schema: RowType | pa.Schema | None,
-    rows: list[Any],
-    misfits: dict[int, str],
-    sink_types: Mapping[str, pa.DataType],
+def typed_table(
+    schema: RowType | pa.Schema, rows: list[Any], misfits: dict[int, str], *, alike: bool = False
 ) -> pa.Table:
-    """Convert rows to columns; values that do not fit become null, and get a reason in `misfits`.
+    """Convert rows to declared columns; values that do not fit become null, and get a reason in `misfits`.
 
     Args:
-        schema: a class only if all rows are its objects.
+        alike: as that of `from_rows`.
     """
     table: pa.Table
+    if isinstance(schema, RowType) and not (alike or set(map(type, rows)) == {schema.instances}):
+        schema = schema.schema
     if isinstance(schema, RowType):
         if schema.instances is dict:
             _columns_of(rows, schema.schema, misfits)
@@ -149,34 +153,42 @@ def _table(
         misfits.update(refused)
         table = pa.Table.from_batches([columns])
     else:
-        kinds = {} if schema is None else {field.name: field.type for field in schema}
+        values = same_keys(rows, schema.names)
+        if values is None:
+            dicts = _dicts(rows)
+            names = _columns_of(dicts, schema, misfits)
+            values = {name: [row.get(name) for row in dicts] for name in names}
+        kinds = {field.name: field.type for field in schema}
         table = pa.table(
-            {
-                name: _column(values, name, kinds.get(name), misfits, sink_types.get(name))
-                for name, values in _values_of(rows, schema, misfits).items()
-            },
+            {name: _column(some, name, kinds[name], misfits) for name, some in values.items()},
             schema=schema,
         )
-    if schema is not None:
-        _refuse_nulls(table, misfits)
+    _refuse_nulls(table, misfits)
     return table
 
 
-def _values_of(
-    rows: list[Any], schema: pa.Schema | None, misfits: dict[int, str]
-) -> dict[str, list[Any]]:
+def _values_of(rows: list[Any], misfits: dict[int, str]) -> dict[str, list[Any]]:
     """Return the values of each column; None where a row does not have the key."""
-    if set(map(type, rows)) == {dict}:
-        names = list(rows[0]) if schema is None else schema.names
-        if (
-            names
-            and set(map(len, rows)) == {len(names)}
-            and all(type(name) is str for name in names)
-        ):
-            with suppress(KeyError):  # else all rows have these keys
-                return {name: list(map(itemgetter(name), rows)) for name in names}
+    if (values := same_keys(rows)) is not None:
+        return values
     dicts = _dicts(rows)
-    return {name: [row.get(name) for row in dicts] for name in _columns_of(dicts, schema, misfits)}
+    return {name: [row.get(name) for row in dicts] for name in _columns_of(dicts, None, misfits)}
+
+
+def same_keys(rows: list[Any], names: list[str] | None = None) -> dict[str, list[Any]] | None:
+    """Return the values by key of dicts that all have the same keys, all of them text; else None.
+
+    Args:
+        names: the keys; None: those of the first row.
+    """
+    if set(map(type, rows)) != {dict}:
+        return None
+    names = list(rows[0]) if names is None else names
+    is_plain_text = all(type(name) is str for name in names)
+    if names and is_plain_text and set(map(len, rows)) == {len(names)}:
+        with suppress(KeyError):  # else all rows have these keys
+            return {name: list(map(itemgetter(name), rows)) for name in names}
+    return None
 
 
 def _dicts(rows: list[Any]) -> list[Mapping[str, Any]]:
@@ -362,7 +374,7 @@ def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
     return least_misfits({kind: arrays[kind] for kind in choice.fits}, choice.type)
 
 
-def _drop_records(
+def kept_records(
     table: pa.Table,
     offsets: NDArray[np.int64],
     misfits: Mapping[int, str],
@@ -370,6 +382,8 @@ def _drop_records(
     places: pa.Table | None = None,
 ) -> MapResult:
     """Drop the records that have a row in `misfits`, and add them to the failed ones."""
+    if not misfits:
+        return MapResult(table, offsets, tuple(failures), places=places)
     failed = {failure.offset: failure for failure in failures}
     for row, reason in misfits.items():
         offset = int(offsets[row])
@@ -583,9 +597,7 @@ def join(parts: Sequence[MapResult]) -> MapResult:
     offsets = np.concatenate([part.offsets for part in parts if part.table is not None])
     found = [part.places for part in parts if part.table is not None and part.places is not None]
     places = pa.concat_tables(found) if found else None
-    if joined.misfits:
-        return _drop_records(joined.table, offsets, joined.misfits, failures, places)
-    return MapResult(joined.table, offsets, failures, places=places)
+    return kept_records(joined.table, offsets, joined.misfits, failures, places)
 
 
 def bytes_made(batch: Batch, mapped: MapResult, records: pa.RecordBatch | None = None) -> int:

@@ -21,6 +21,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._pending: list[Any] | deque[Any] | None = None
+        self._later: deque[Any] | None = None
         self._requested = threading.Event()
         self._sleeping: set[anyio.CancelScope] = set()
         self._parts: list[Stop] = []
@@ -55,19 +56,23 @@ class Stop:
 
         A call that is to be repeated is repeated.
         """
-        pending = self._pending  # the thread of the map may forget it now
-        if pending is not None:
-            pending.clear()
+        for queue in (self._pending, self._later):  # the thread of the map may forget them now
+            if queue is not None:
+                queue.clear()
 
-    def watch(self, pending: list[Any] | deque[Any]) -> None:
-        """Let `request` and `expire` empty this queue; emptied at once if `request` was called before."""
-        self._pending = pending
+    def watch(self, pending: list[Any] | deque[Any], later: deque[Any] | None = None) -> None:
+        """Let `request` and `expire` empty this queue; emptied at once if `request` was called before.
+
+        Args:
+            later: what the map does afterwards; it is emptied, too.
+        """
+        self._pending, self._later = pending, later
         if self.requested:
-            pending.clear()
+            self.expire()
 
     def ended(self) -> None:
-        """Forget the queue: its calls are made, so the arguments may be freed."""
-        self._pending = None
+        """Forget the queues: their calls are made, so the arguments may be freed."""
+        self._pending = self._later = None
 
     def sleep(self, seconds: float) -> bool:
         """Block the thread for so long, or until `request`; return whether that was called."""

@@ -57,6 +57,10 @@ class TypedFormat(ValueFormat):
         """The columns of `decode`: the fields of the type."""
         return self.rows.schema
 
+    @property
+    def decodes_singly(self) -> bool:
+        return True
+
     def __str__(self) -> str:
         name = getattr(self.type, "__qualname__", type(self.type).__name__)
         return f"{type(self).__name__}({name})"

@@ -111,6 +111,11 @@ class ValueFormat(metaclass=Checked):
         return 0
 
     @property
+    def decodes_singly(self) -> bool:
+        """Whether `decode_objects` takes as long for a value alone as for one of many."""
+        return False
+
+    @property
     def is_changes(self) -> bool:
         """Whether the rows are changes, with a column `op`: where it is null the value is no change."""
         return False

@@ -77,7 +77,7 @@ class Json(TypedFormat):
             raise StrategyError(
                 "Json: its columns are not known; give a type with the fields of a value, or registry= and "
                 "subject= for the latest JSON Schema of a subject; to map any object, leave value= out and "
-                "call json.loads(record.value) in the map"
+                "call msgspec.json.decode(record.value) in the map"
             )
 
     @property

@@ -12,7 +12,7 @@ import pytest
 
 from kmr import Json
 from kmr.mapping.functions import apply, apply_async, map_record, spec_of
-from kmr.mapping.inputs import Inputs
+from kmr.mapping.inputs import PART, Inputs
 from kmr.mapping.stop import Stop
 from kmr.testing import batch_of
 
@@ -48,6 +48,51 @@ async def test_the_call_under_way_is_the_last_one(
     stop = Stop()
     mapped = await apply_async(coroutine, RECORDS, stop=stop)
     assert (mapped.offsets.tolist(), mapped.rest) == (mapped_offsets, rest)
+
+
+@pytest.mark.parametrize("during", [1, PART - 2, PART - 1, PART, 2_000, 2 * PART, 2_998])
+def test_a_map_of_many_records_has_the_rows_and_failures_before_the_stop_alone(during: int) -> None:
+    class Number(msgspec.Struct):
+        n: int
+
+    def row(value: Number) -> dict[str, Any]:
+        if value.n == during:
+            stop.expire()
+        if value.n % 5 == 0:
+            raise ValueError(value.n)
+        return {"n": value.n}
+
+    values = [b'{"n":%d}' % n if n % 7 else b"no JSON" for n in range(3_000)]
+    during += during % 7 == 0
+    stop = Stop()
+    spec = replace(spec_of(row), inputs=Inputs(Json(Number), parameters="value"))
+    mapped = apply(row, batch_of("t", 0, 0, values).records, spec, stop)
+    begun = range(during + 1)
+    assert mapped.rest == during + 1
+    rows = [n for n in begun if n % 7 and n % 5]
+    assert mapped.offsets.tolist() == rows
+    assert mapped.table is not None
+    assert mapped.table["n"].to_pylist() == rows
+    assert [each.offset for each in mapped.failures] == [n for n in begun if not n % 7 or not n % 5]
+
+
+def test_a_map_of_many_records_frees_those_that_are_mapped() -> None:
+    objects: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    class Number(msgspec.Struct, weakref=True):
+        n: int
+
+    def row(value: Number) -> Number:
+        objects.append(weakref.ref(value))
+        alive.append(sum(each() is not None for each in objects[: value.n // 1_000 * 1_000]))
+        return value
+
+    values = [b'{"n":%d}' % n for n in range(3 * PART)]
+    spec = replace(spec_of(row), inputs=Inputs(Json(Number), parameters="value"), row_class=Number)
+    mapped = apply(row, batch_of("t", 0, 0, values).records, spec)
+    assert len(mapped.offsets) == 3 * PART
+    assert max(alive) < 2 * PART
 
 
 def test_a_map_that_was_stopped_before_its_first_record_maps_none() -> None:
