@@ -12,25 +12,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack
 
 import anyio
 import anyio.lowlevel
-import msgspec
 import pyarrow as pa
 
+from .chaos.records import columns_of_records, record_of
 from .columns.column_types import join_tables
 from .columns.kinds import whole
 from .columns.texts import python_values
 from .errors import CommitFenced, KmrError, StrategyError
 from .kafka.consumer import CommitOffset
 from .kafka.group_offsets import Membership
-from .record import SCHEMA, Batch, Record, TopicPartition
+from .record import Batch, Record, TopicPartition
 from .reducers.collect import one_table
 from .reducers.sink import NEW, RowsRefused, Sink, Write
 from .reducers.wrapping import Wrapping
 from .service.wakeup import Wakeup
-from .simulation.simulate import columns_of, simulate
+from .simulation.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -54,10 +54,6 @@ __all__ = [
     "run_strategy",
     "simulate",
 ]
-
-
-_TIMESTAMP_US: Final = 1_767_225_600_000_000  # 2026-01-01
-_NO_CLOCK: Final = -1
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -105,18 +101,13 @@ def batch_of(
     timestamp: datetime = datetime(2026, 1, 1, tzinfo=UTC),
 ) -> Batch:
     """Make a batch of records with consecutive offsets from `first`."""
-    count = len(values)
-    columns: dict[str, Any] = {
-        "key": keys if keys is not None else [None] * count,
-        "value": values,
-        "topic": [topic] * count,
-        "partition": [partition] * count,
-        "offset": range(first, first + count),
-        "timestamp": [timestamp] * count,
-        "timestampType": [0] * count,
-        "headers": [None] * count,
-    }
-    return Batch.of(pa.RecordBatch.from_pydict(columns, schema=SCHEMA))
+    microseconds = round(timestamp.timestamp() * 1e6)
+    keyed = zip(values, keys or [None] * len(values), strict=True)
+    records = [
+        Record(topic, partition, offset, key, value, microseconds, 0)
+        for offset, (value, key) in enumerate(keyed, first)
+    ]
+    return Batch.of(columns_of_records(records))
 
 
 class MemoryConsumer:
@@ -437,10 +428,7 @@ def run_strategy(
     batches: dict[TopicPartition, list[Record]] = defaultdict(list)
     for number, record in enumerate(records):
         if not isinstance(record, Record):
-            value = record.encode() if isinstance(record, str) else record
-            if value is not None and not isinstance(value, bytes):
-                value = msgspec.json.encode(value)
-            record = Record(topic, 0, number, None, value, _TIMESTAMP_US, _NO_CLOCK)
+            record = record_of(record, TopicPartition(topic, 0), number)
         batches[TopicPartition(record.topic, record.partition)].append(record)
     # In a thread of its own, so that tests with a running event loop can call it too.
     with ThreadPoolExecutor(1) as pool:
@@ -466,7 +454,7 @@ async def _run_strategy(
         watched, reduce_err=MemoryWriter(failed), err_limit=None, delivery=None
     )
     for records in batches.values():
-        consumer.put(Batch.of(columns_of(records)))
+        consumer.put(Batch.of(columns_of_records(records)))
     total = sum(map(len, batches.values()))
     topics = tuple({at.topic for at in batches}) or ("test",)
     worker = Worker(

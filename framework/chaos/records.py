@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ..errors import KmrError, SettingsError, StrategyError
 from ..mapping.executor import Executor
-from ..record import Batch, with_schema
+from ..record import SCHEMA, Batch, Record, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _COUNT: Final = 256
 _BROKEN_EVERY: Final = 16
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
+_EPOCH_US: Final = 1_767_225_600_000_000
+_NO_CLOCK: Final = -1
 _WORDS: Final = ("ada", "bob", "eve", "GET", "/", "ok", "", "ünïcode", "a longer text with words")
 
 Values: TypeAlias = "Sequence[bytes | None]"
@@ -48,8 +50,8 @@ class MapCounts:
         )
 
 
-def read_lines(path: Path) -> list[bytes]:
-    """Read a file with the value of one record on each line.
+def read_lines(path: Path, flag: str = "--records") -> list[bytes]:
+    """Read the file of a flag, with the value of one record on each line.
 
     Raises:
         SettingsError: the file cannot be read, or is empty.
@@ -57,10 +59,36 @@ def read_lines(path: Path) -> list[bytes]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise SettingsError(f"--records {path}: {error.strerror}") from error
+        raise SettingsError(f"{flag} {path}: {error.strerror}") from error
     if not lines:
-        raise SettingsError(f"--records {path}: the file is empty; one record on each line")
+        raise SettingsError(f"{flag} {path}: the file is empty; one record on each line")
     return lines
+
+
+def record_of(
+    value: bytes | str | Mapping[str, Any] | None, at: TopicPartition, offset: int
+) -> Record:
+    """Return a record with a value: text is encoded as UTF-8, a mapping as JSON."""
+    if isinstance(value, str):
+        value = value.encode()
+    elif value is not None and not isinstance(value, bytes):
+        value = msgspec.json.encode(value)
+    return Record(*at, offset, None, value, _EPOCH_US, _NO_CLOCK)
+
+
+def columns_of_records(records: Sequence[Record]) -> pa.RecordBatch:
+    """Return records of one partition as the columns of a batch."""
+    columns: dict[str, Any] = {
+        "key": [each.key for each in records],
+        "value": [each.value for each in records],
+        "topic": [each.topic for each in records],
+        "partition": [each.partition for each in records],
+        "offset": [each.offset for each in records],
+        "timestamp": [each.timestamp_us for each in records],
+        "timestampType": [each.timestamp_type for each in records],
+        "headers": [[header._asdict() for header in each.headers] or None for each in records],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
 
 
 def generate(strategy: Strategy, topic: str, seed: int) -> Values:
@@ -107,15 +135,10 @@ def usable(strategy: Strategy, topic: str, values: Values) -> MapCounts:
     Raises:
         StrategyError: none becomes a row, or one fails and there is no `reduce_err`.
     """
-    columns: dict[str, Any] = {
-        "value": pa.array(values, pa.binary()),
-        "topic": [topic] * len(values),
-        "partition": np.zeros(len(values), np.int32),
-        "offset": np.arange(len(values)),
-        "timestamp": np.full(len(values), int(_EPOCH.timestamp() * 1e6)),
-        "timestampType": np.zeros(len(values), np.int32),
-    }
-    batch = Batch.of(with_schema(pa.RecordBatch.from_pydict(columns)))
+    at = TopicPartition(topic, 0)
+    batch = Batch.of(
+        columns_of_records([record_of(value, at, n) for n, value in enumerate(values)])
+    )
     ((_, result),) = map_all(strategy, [batch])
     if result.failures and strategy.reduce_err is None:
         failure = result.failures[0]

@@ -182,32 +182,12 @@ def _map_sample(strategy: Strategy, file: Path) -> pa.Schema:
         StrategyError: it returns none.
         SettingsError: the file cannot be read.
     """
-    import pyarrow as pa
+    from ..chaos.records import columns_of_records, map_all, read_lines, record_of
+    from ..record import Batch, TopicPartition
 
-    from ..mapping.functions import apply, apply_async
-
-    if strategy.resources is not None:
-        raise StrategyError(
-            "--sample: the map needs resources=, which are not opened here; declare its columns with "
-            "schema= or a return annotation"
-        )
-    from ..record import SCHEMA
-
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise SettingsError(f"--sample {file}: {error.strerror}") from error
-    rows = [
-        {"topic": "sample", "partition": 0, "offset": at, "timestamp": 0, "timestampType": 0}
-        for at in range(len(lines))
-    ]
-    values = pa.array(lines, pa.binary())
-    records = pa.RecordBatch.from_pylist(rows, schema=SCHEMA).set_column(1, SCHEMA.field(1), values)
-    if strategy.map_spec.is_async:
-        assert strategy.map is not None  # noqa: S101  only a function is async
-        mapped = anyio.run(apply_async, strategy.map, records, strategy.map_spec)
-    else:
-        mapped = apply(strategy.map, records, strategy.map_spec)
+    lines, at = read_lines(file, "--sample"), TopicPartition("sample", 0)
+    batch = Batch.of(columns_of_records([record_of(line, at, n) for n, line in enumerate(lines)]))
+    ((_, mapped),) = map_all(strategy.parts[0], [batch])
     if mapped.table is None:
         reason = f"; the first failed: {mapped.failures[0].reason}" if mapped.failures else ""
         raise StrategyError(

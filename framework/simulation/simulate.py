@@ -8,21 +8,19 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import structlog
 
-from ..chaos.records import map_all
+from ..chaos.records import columns_of_records, map_all, record_of
 from ..errors import StrategyError
 from ..mapping.branching import offsets_in
 from ..memory.distinct_model import without_duplicates
 from ..memory.window_model import WindowsOfLog, with_offsets
 from ..record import (
     OFFSET_COLUMNS,
-    SCHEMA,
     Batch,
     Record,
     TopicPartition,
@@ -44,9 +42,6 @@ if TYPE_CHECKING:
     from ..memory.window import Window
     from ..strategy import Strategy
     from .run import SimulationOutcome
-
-_TIMESTAMP_US: Final = 1_767_225_600_000_000  # 2026-01-01
-_NO_CLOCK: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,31 +308,13 @@ def _log_of(
     found: dict[TopicPartition, list[Record]] = defaultdict(list)
     for number, record in enumerate(records):
         if not isinstance(record, Record):
-            value = record.encode() if isinstance(record, str) else record
-            if value is not None and not isinstance(value, bytes):
-                value = msgspec.json.encode(value)
             at = TopicPartition(topic, number % partitions)
             offset = len(found[at]) + len(found[at]) // 10  # every tenth offset has no record
-            record = Record(*at, offset, None, value, _TIMESTAMP_US, _NO_CLOCK)
+            record = record_of(record, at, offset)
         found[TopicPartition(record.topic, record.partition)].append(record)
     if not found:
         raise StrategyError("there is no record to simulate with")
-    return {at: columns_of(found[at]) for at in sorted(found)}
-
-
-def columns_of(records: Sequence[Record]) -> pa.RecordBatch:
-    """Return records of one partition as the columns of a batch."""
-    columns: dict[str, Any] = {
-        "key": [each.key for each in records],
-        "value": [each.value for each in records],
-        "topic": [each.topic for each in records],
-        "partition": [each.partition for each in records],
-        "offset": [each.offset for each in records],
-        "timestamp": [each.timestamp_us for each in records],
-        "timestampType": [each.timestamp_type for each in records],
-        "headers": [[header._asdict() for header in each.headers] or None for each in records],
-    }
-    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+    return {at: columns_of_records(found[at]) for at in sorted(found)}
 
 
 def _require_same(

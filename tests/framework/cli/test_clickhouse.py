@@ -64,6 +64,7 @@ def test_without_a_statement_the_error_shows_how_to_give_one(
 
 
 TABLES = """
+import contextlib
 import json
 import sys
 import pyarrow as pa
@@ -79,6 +80,12 @@ def untyped(record): return json.loads(record.value)
 dead = ClickHouseWriter("cli_dead", ttl="timestamp + INTERVAL 1 DAY")
 strategy = Strategy(parse, [ClickHouseWriter("cli_made")], reduce_err=dead)
 undeclared = Strategy(untyped, [ClickHouseWriter("cli_made")], reduce_err=dead)
+@contextlib.asynccontextmanager
+async def opened(): yield "text"
+
+async def named(record, resources): return {resources: record.value.decode()}
+
+looking_up = Strategy(named, [ClickHouseWriter("cli_made")], resources=opened)
 elsewhere = Strategy(parse, [StreamWriter(sys.stdout)])
 """
 
@@ -116,6 +123,8 @@ def test_kmr_clickhouse_create_table_prints_and_runs_the_statements_of_a_strateg
     sample.write_text('{"n": 1}\n{"n": 2.5, "text": "x"}\nnot json\n')
     printed = kmr("create-table", "cli_tables:undeclared", "--sample", str(sample))
     assert ",\n    `n` Nullable(Float64),\n    `text` Nullable(String)\n)" in printed
+    printed = kmr("create-table", "cli_tables:looking_up", "--sample", str(sample))
+    assert ",\n    `text` Nullable(String)\n)" in printed
     sample.write_text("not json\n")
     with pytest.raises(StrategyError, match="none of its 1 records became a row; the first failed"):
         kmr("create-table", "cli_tables:undeclared", "--sample", str(sample))
