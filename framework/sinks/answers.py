@@ -194,7 +194,8 @@ class PartRefused(Exception):
 # Spark: values that cannot be cast, constraints, and texts that are too long for their column.
 _SPARK_VALUES: Final = re.compile(
     r"^(.*)\bSQLSTATE: (?:2[23]\w{3}|54006)\b"
-    r"|^.*?(\[?DELTA_(?:VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|EXCEED_CHAR).*)",
+    r"|^.*?(\[?DELTA_(?:VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|EXCEED_CHAR).*)"
+    r"|^Caused by: java\.(?:lang|time)\.((?:Arithmetic|ClassCast|DateTime|NumberFormat)Exception.*)",
     re.MULTILINE,
 )
 
@@ -205,7 +206,7 @@ def refusal_of_spark(error: Exception) -> str | None:
     if isinstance(error, PartRefused):
         return one_line(text)
     found = _SPARK_VALUES.search(text)
-    return None if found is None else one_line(found[1] or found[2])
+    return None if found is None else one_line(found[1] or found[2] or found[3])
 
 
 _CODE: Final = re.compile(r"Code: (\d+)\. DB::Exception: (.*)", re.DOTALL)

@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
+import pyarrow as pa
 import structlog
 
+from ...dead_letters.letters import without_contents
 from ...errors import KmrError, SinkError, StrategyError, reason_of
+from ...record import Rows
 from ...reducers.collect import Collecting
 from ...reducers.finding import Finding
 from ...reducers.reducer import ERROR_STAGE, Retry
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from ...columns.fitted import Fitted
@@ -178,7 +180,7 @@ class SparkWriter(Collecting, Sink):
         self._group = ""
         self._generations: Mapping[TopicPartition, int] = {}
         self._destination: Destination | None = None
-        self._opened = False
+        self._opened = self._takes_letters = False
         self._written: dict[str, list[Refusal]] = {}
         self._set_up, self._leaving_out = SetUp(), LeavingOut()
         self._logged: set[str] = set()
@@ -253,12 +255,13 @@ class SparkWriter(Collecting, Sink):
         """
         self._group, self._generations = context.group, context.for_sinks.generations
         self._leaving_out = LeavingOut(context.stage, context.for_sinks.count_left_out)
+        self._takes_letters = context.stage == ERROR_STAGE
         if context.for_sinks.session is not None:
             self.session.use(context.for_sinks.session)
         declared = await declared_columns(context) if self._changes is not None else None
         await run_in_thread(self._open, declared)
         if self._destination is not None:
-            self._destination.columns.letters = context.stage == ERROR_STAGE
+            self._destination.columns.letters = self._takes_letters
         if (
             self._destination is not None
             and (schema := self._destination.columns.schema) is not None
@@ -379,6 +382,18 @@ class SparkWriter(Collecting, Sink):
         return self._destination is None or self._destination.doubles(part)
 
     def _write(self, part: RangeRows) -> list[Refusal]:
+        refused = self._write_rows(part)
+        if refused and self._takes_letters:
+            rows = sorted(refused)
+            letters = part.table.take(pa.array(rows))
+            letters = _without_refused_values(letters, [refused[row] for row in rows])
+            short = replace(part, parts=(Rows(letters, part.ranges),), piece="short")
+            found = self._write_rows(short)
+            refused = {rows[row]: reason for row, reason in found.items()}
+        return part.refusals(refused)
+
+    def _write_rows(self, part: RangeRows) -> dict[int, str]:
+        """Write rows; return those that are refused."""
         table, general = part.table, set[str]()
 
         def write(start: int, stop: int) -> Mapping[int, str]:
@@ -394,8 +409,8 @@ class SparkWriter(Collecting, Sink):
             return fitted.refused
 
         refused = bisect(len(table), write, refusal_of_spark)
-        self._set_up.judge(self, len(part), refused, general)
-        return part.refusals(refused)
+        self._set_up.judge(self, len(table), refused, general)
+        return refused
 
     def _transform(self, part: RangeRows, rows: pa.Table) -> Fitted:
         fitted = to_spark(rows)
@@ -420,3 +435,18 @@ class SparkWriter(Collecting, Sink):
             )
         else:
             self._destination.write_frame(part, made)
+
+
+def _without_refused_values(failed: pa.Table, reasons: Sequence[str]) -> pa.Table:
+    """Return failed records that Spark refuses as they are, without contents and time; the reason says so."""
+    short = without_contents(failed)
+    texts = [
+        f"{text or ''} (not stored: timestamp, key, value and headers: {why})"
+        for text, why in zip(short["reason"].to_pylist(), reasons, strict=True)
+    ]
+    changed: dict[str, list[Any]] = {"reason": texts, "timestamp": [None] * len(texts)}
+    for name, values in changed.items():
+        column = short.schema.field(name)
+        at = short.schema.get_field_index(name)
+        short = short.set_column(at, column, pa.array(values, column.type))
+    return short

@@ -51,6 +51,11 @@ def test_many_bad_rows_take_a_bounded_number_of_attempts_and_the_reason_says_so(
     assert "rows that were not tried alone" in refused[4094]
 
 
+def test_a_value_that_an_executor_cannot_convert_refuses_its_row() -> None:
+    table = Table({1}, "Caused by: java.lang.ArithmeticException: long overflow\n\tat java.base")
+    assert bisect(3, table.write, refusal_of_spark) == {1: "ArithmeticException: long overflow"}
+
+
 def test_an_error_that_is_not_about_values_is_raised() -> None:
     table = Table({1}, "[TASK_WRITE_FAILED] no space. SQLSTATE: 58030")
     with pytest.raises(RuntimeError, match="no space"):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
+from kmr.delivery.failures import FAILED_SCHEMA
 from kmr.errors import StrategyError
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Context
@@ -157,6 +158,24 @@ async def test_values_that_spark_refuses_are_refused_alone(
     assert len(poisoned.rows) == 2
     assert "[CAST_INVALID_INPUT]" in poisoned.reason[0]
     assert rows_in(spark.read.json(str(tmp_path)).select("offset", "number")) == [(2, 7)]
+
+
+async def test_a_failed_record_with_a_time_that_spark_cannot_convert_is_stored_without_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    letter = {"value": b"v", "topic": "t", "partition": 0, "stage": "map", "reason": "r"}
+    times = [0, -(2**63) + 807, 2**63 - 1]
+    made = [letter | {"offset": n, "timestamp": time} for n, time in enumerate(times)]
+    table = pa.Table.from_pylist(made, schema=FAILED_SCHEMA)
+    rows = Rows(table, (Range("t", 0, 0, 2),), np.arange(3))
+    context = Context(group="g", stage="reduce-err")
+    assert await write(context, [rows], path=tmp_path, format="orc") == []
+    found = spark.read.orc(str(tmp_path)).select("offset", "value", "reason").orderBy("offset")
+    assert [(row[0], bool(row[1]), "not stored" in row[2]) for row in found.collect()] == [
+        (0, True, False),
+        (1, False, True),
+        (2, True, False),
+    ]
 
 
 async def test_times_and_spaces_are_whole_in_files_of_text(
