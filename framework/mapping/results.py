@@ -24,6 +24,7 @@ from ..columns.texts import excerpt
 from ..errors import StrategyError, as_exception, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
 from ..record import OFFSET_MARK, RECORD_OFFSET, Header, decoded_bytes
+from ..values.foreign import are_foreign, plain_foreign
 from ..values.python_columns import convert, to_column
 from ..values.schemas import RowType, fields_of, is_row_class
 from .sink_types import hidden_values, number_texts
@@ -316,6 +317,8 @@ def _are_as_they_were(values: list[Any], classes: AbstractSet[type], kind: pa.Da
     Beside a time it takes a number for a time, beside numbers a UUID, a boolean or NumPy's for a number; it
     drops the zone of a time of day, and of a point in time beside one without.
     """
+    if are_foreign(classes, kind):
+        return False
     if pa.types.is_temporal(kind):
         return len(classes - {type(None)}) <= 1 and not (
             getattr(kind, "tz", None) is None and any(map(_has_zone, values))
@@ -340,7 +343,7 @@ def _plain(value: Any) -> Any:
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(each) for each in value]
-    return _plain(fields_of(value)) if is_row_class(type(value)) else value
+    return _plain(fields_of(value)) if is_row_class(type(value)) else plain_foreign(value)
 
 
 def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:

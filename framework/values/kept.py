@@ -17,6 +17,7 @@ from ..columns.fitting import fit
 from ..columns.kinds import either, is_bytes, is_list, is_nested, is_text
 from ..columns.reasons import ZONED_TIME_OF_DAY
 from ..columns.texts import excerpt
+from .foreign import plain_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +68,7 @@ def changed(values: list[Any], kind: Any) -> dict[int, str]:
         if isinstance(value, bool)  # Arrow itself refuses it for an integer
     }
     try:
-        found = [(0, pa.array(values))]
+        found = [(0, pa.array(list(map(plain_foreign, values))))]
         if _types.is_temporal(found[0][1].type) and len(classes) > 1:
             # Beside times Arrow takes numbers for times.
             found = list(_alone(values))
@@ -208,7 +209,7 @@ def _hint(kind: Any) -> Any:
 def _alone(values: list[Any]) -> Any:
     for row, value in enumerate(values):
         try:
-            yield row, pa.array([value])
+            yield row, pa.array([plain_foreign(value)])
         except Exception:  # noqa: BLE001, S112  Arrow knows no type of it, and so changes nothing
             continue
 
@@ -222,7 +223,8 @@ def _keeps(natural: Any, kind: Any) -> bool:
     if _types.is_decimal(natural):
         return not _types.is_integer(kind)
     if _types.is_temporal(natural):
-        return getattr(kind, "unit", None) in _FINE
+        unit = getattr(kind, "unit", None)
+        return unit == "ns" or (unit == "us" and getattr(natural, "unit", None) != "ns")
     return True
 
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from ..columns.kinds import is_nested
 from ..columns.texts import excerpt
-from ..errors import reason_of
 from .kept import cannot_hold, changed, refused_inside
 
 if TYPE_CHECKING:
@@ -72,9 +71,18 @@ def _reason(value: Any, kind: pa.DataType | None, error: Exception) -> str:
         return (
             f"no type of a column holds {excerpt(value)}: it is no number, or has too many digits"
         )
-    if kind is None and type(value).__module__ != "builtins":
-        name = type(value).__name__
-        return f"{name} is no type of a column; {_INSTEAD}"
     if kind is None:
-        return f"no type of a column holds {excerpt(value)} ({reason_of(error)}); {_INSTEAD}"
+        return f"no type of a column holds {excerpt(value)} ({_why(value, error)}); {_INSTEAD}"
     return refused_inside(value, kind) if is_nested(kind) else cannot_hold(kind, value)
+
+
+def _why(value: Any, error: Exception) -> str:
+    """Return why Arrow infers no type, in a few words; the class says it where Arrow knows none of it."""
+    text = str(error)
+    if isinstance(error, UnicodeEncodeError):
+        return "a lone surrogate has no UTF-8 form"
+    if "Expected dict key" in text:
+        return "the keys of an object are texts"
+    if isinstance(value, list):
+        return "its items have several types, or one that no column holds"
+    return type(value).__name__
