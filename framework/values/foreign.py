@@ -45,8 +45,6 @@ def _is_of_pandas(cls: type) -> bool:
 
 
 def _has_times(kind: Any) -> bool:
-    if pa.types.is_struct(kind):
-        return any(_has_times(each.type) for each in kind)
     if pa.types.is_nested(kind):
-        return _has_times(kind.value_type)
+        return any(_has_times(kind.field(at).type) for at in range(kind.num_fields))
     return pa.types.is_timestamp(kind) or pa.types.is_duration(kind)

@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from kmr.mapping.results import from_rows
@@ -25,7 +26,7 @@ def column(*values: Any, kind: pa.DataType | None = None) -> tuple[pa.Array[Any]
 
 
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
-@pytest.mark.parametrize("beside", [None, datetime(2026, 1, 1)])
+@pytest.mark.parametrize("beside", [None, datetime(2026, 1, 1)])  # noqa: DTZ001
 def test_a_timestamp_of_pandas_keeps_its_nanoseconds(zone: str | None, beside: Any) -> None:
     value = FINE if zone is None else FINE.tz_localize("UTC").tz_convert(zone)
     if beside is not None and zone is not None:
@@ -42,7 +43,7 @@ def test_times_of_pandas_inside_of_lists_and_objects_keep_their_nanoseconds() ->
     assert failed == []
     assert made is not None
     assert made.type.field("took").type == pa.duration("ns")
-    assert made.field("at").flatten().view(pa.int64()).to_pylist() == [NANOSECONDS]
+    assert pc.struct_field(made, "at").flatten().view(pa.int64()).to_pylist() == [NANOSECONDS]
 
 
 @pytest.mark.parametrize("value", [FINE, FINE.to_datetime64(), [FINE], [FINE.to_datetime64()]])
