@@ -146,6 +146,7 @@ _OF_NAMES: Final = {
         ),
         "own-sinks",
     ),
+    **dict.fromkeys(("ErrorLimit", "OnLimit"), "strategy"),
     "BrokerError": "errors",
 }
 _FIRST: Final = (

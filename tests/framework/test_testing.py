@@ -11,20 +11,15 @@ import msgspec
 import pytest
 
 from kmr import Aggregate, Collect, Json, Record, Strategy, map_batch, map_record
-from kmr.errors import CommitFenced, StrategyError, reason_of
-from kmr.kafka.consumer import CommitOffset
+from kmr.errors import StrategyError
 from kmr.sinks import ClickHouseWriter, StreamWriter
 from kmr.testing import (
     Journal,
-    MemoryConsumer,
     MemoryWriter,
     VirtualTimeLoop,
-    batch_of,
     run_strategy,
 )
 from kmr.types import Header, TopicPartition
-
-from .workers import P0, P1
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,24 +30,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"loop_factory": VirtualTimeLoop}
-
-
-class Listener:
-    """A listener that agrees to everything."""
-
-    async def assigned(self, partitions: frozenset[TopicPartition]) -> None: ...
-
-    async def revoked(self, partitions: frozenset[TopicPartition]) -> None: ...
-
-
-async def assigned(*partitions: TopicPartition) -> MemoryConsumer:
-    consumer = MemoryConsumer()
-    for partition in (P0, P1):
-        for first in (0, 2):
-            consumer.put(batch_of(*partition, first, [b"a", b"b"]))
-    await consumer.start(Listener())
-    await consumer.assign(partitions)
-    return consumer
 
 
 async def test_time_passes_only_when_a_test_advances_it(clock: VirtualClock) -> None:
@@ -68,35 +45,6 @@ async def test_time_passes_only_when_a_test_advances_it(clock: VirtualClock) -> 
         assert woken == []
         await clock.advance(1)
     assert woken == [3600.0]
-
-
-async def test_the_consumer_reads_from_the_committed_offset_also_inside_a_batch(
-    clock: VirtualClock,
-) -> None:
-    consumer = await assigned(P0)
-    await consumer.commit({P0: CommitOffset(1)})
-    await consumer.assign([P0])
-    (batch,) = await consumer.poll()
-    assert (batch.first, batch.last) == (1, 1)
-    (batch,) = await consumer.poll()
-    assert (batch.first, batch.last) == (2, 3)
-
-
-async def test_a_paused_partition_is_not_read_until_it_is_resumed(clock: VirtualClock) -> None:
-    consumer = await assigned(P0, P1)
-    consumer.pause([P0])
-    assert [batch.partition for batch in await consumer.poll()] == [1]
-    consumer.resume([P0])
-    assert sorted(batch.partition for batch in await consumer.poll()) == [0, 1]
-
-
-async def test_a_fenced_consumer_refuses_commits(clock: VirtualClock) -> None:
-    consumer = await assigned(P0)
-    consumer.fenced = True
-    with pytest.raises(CommitFenced) as refused:
-        await consumer.commit({P0: CommitOffset(1)})
-    assert reason_of(refused.value) == "CommitFenced: the group has a new generation"
-    assert consumer.commits == []
 
 
 async def test_copies_of_a_writer_share_the_journal_and_no_rows(clock: VirtualClock) -> None:
