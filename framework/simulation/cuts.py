@@ -11,7 +11,8 @@ from ..delivery.announcement import BackfillRange, next_generation
 from ..errors import ConsumerError
 from ..history.cut import commit_as_member
 from ..history.plan import BackfillPlan
-from .group import REBALANCE, GroupConsumer
+from .consumer import GroupConsumer
+from .group import REBALANCE
 from .loop import PROCESS
 from .world import SimulatedMember
 

@@ -20,9 +20,10 @@ from ..service.threads import without_threads
 from ..settings import FetchSettings, Settings
 from ..worker import Worker
 from .checks import QUEUE_BATCHES, Checks
+from .consumer import SESSION, GroupConsumer
 from .cuts import TOOL, CutTool
 from .empty_group import EmptyGroup
-from .group import SESSION, GroupConsumer, ModelGroup
+from .group import ModelGroup
 from .loop import PROCESS, NothingLeft, SimulationLoop
 from .resets import OffsetsTool
 from .schedule import LENGTH

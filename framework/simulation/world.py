@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import anyio
 
     from ..worker import Worker
-    from .group import GroupConsumer
+    from .consumer import GroupConsumer
     from .loop import SimulationLoop
     from .schedule import Event, How, Schedule, Target
 

@@ -13,10 +13,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ...record import OFFSET_COLUMNS
 from .deduplication import REPLICATED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .table import ClickHouseTable
 
 _TTL: Final = re.compile(r" TTL (?P<rules>.*?)(?: SETTINGS |\Z)", re.DOTALL)
 _MOVES: Final = re.compile(r"\b(TO (DISK|VOLUME)|RECOMPRESS)\b")
@@ -60,3 +65,36 @@ def _expires(definition: str) -> bool:
     return found is not None and any(
         not _MOVES.search(rule) for rule in re.split(r",(?![^(]*\))", found["rules"])
     )
+
+
+def columns_to_count(table: ClickHouseTable, only: Sequence[str] | None = None) -> list[str]:
+    """Return the columns that we fill and by which a range is counted; empty if it cannot be counted.
+
+    A count without the topic proves nothing: the table may have the rows of two. Nor does a column that the
+    rows have themselves: it is data.
+
+    Args:
+        only: the columns that are written; None: all.
+    """
+    place = [name for name in table.coordinates(only) if name != "timestamp"]
+    return place if table.counting.found and len(place) == len(OFFSET_COLUMNS) else []
+
+
+def advice_to_count(
+    table: ClickHouseTable, only: Sequence[str] | None, rows: set[str]
+) -> str | None:
+    """Say why rows with these columns cannot be counted in a table that has places of records; or None."""
+    place = set(table.coordinates(only)) - {"timestamp"}
+    if not {"partition", "offset"} <= place or not table.counting.found:
+        return None
+    if "topic" not in place:
+        return (
+            f"{table} has no column topic, so rows of two topics cannot be told apart; run ALTER TABLE "
+            f"{table.identifier} ADD COLUMN topic LowCardinality(String)"
+        )
+    if own := sorted(place & rows):
+        return (
+            f"the rows have columns {', '.join(own)} of their own, which may be anything; leave them out: "
+            f"those that {table} has and the rows lack are filled from the record"
+        )
+    return None

@@ -12,8 +12,9 @@ from ...record import filled
 from ...reducers.finding import Finding, compare_clocks
 from ..answers import one_line
 from ..choosing import choose
+from .counting import advice_to_count, columns_to_count
 from .deduplication import read_memories
-from .inserts import advice_to_count, columns_to_count, moved
+from .inserts import moved
 from .table import MissingTable, read_table
 
 if TYPE_CHECKING:

@@ -22,18 +22,12 @@ from ..planning import MAX_BLOCK_ROWS, divided, together
 from ..ranges import RangeWriter
 from .changes import Versions
 from .client import ClickHouseAddress, connect_async
+from .counting import columns_to_count
 from .ddl import TableLayout, create_table
 from .deduplication import read_deduplication, read_memories, takes_joined
 from .examination import Examination
-from .inserts import (
-    Inserter,
-    columns_to_count,
-    fingerprint,
-    found_among,
-    moved,
-    repeat,
-    was_counted,
-)
+from .inserts import Inserter, moved
+from .repeating import fingerprint, found_among, repeat, was_counted
 from .table import MissingTable, read_table
 from .types import stored_type
 

@@ -89,7 +89,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "sinks/planning.py", "shared=shared\n", "shared=''\n", of=_JOINED
     ),
     "the token of several ranges proves that each is there": Mutation(
-        "sinks/clickhouse/inserts.py",
+        "sinks/clickhouse/repeating.py",
         "if insert.shared or (counts and",
         "if not insert.shared and (counts and",
         of=_JOINED,
@@ -361,7 +361,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         '"insert_deduplication_token": f"{section.token}{id(body)}",',
     ),
     "rows of a repeated insert are not counted": Mutation(
-        "sinks/clickhouse/inserts.py", "if found >= expected or (found and alone):", "if True:"
+        "sinks/clickhouse/repeating.py", "if found >= expected or (found and alone):", "if True:"
     ),
     "a full queue does not pause its partition": Mutation(
         "intake/backpressure.py", "self._consumer.pause([batch.topic_partition])", "pass"

@@ -12,16 +12,13 @@ import pytest
 from kmr.errors import SinkError, StrategyError
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Context, Retry
-from kmr.reducers.sink import Write
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
 from tests.framework.sinks.conftest import Proxy, serving
 
 from ...flushes import Flushed, outcome
 from .writing import (
-    COUNTED,
     OFFSETS,
     OpenWriter,
-    counted,
     flush,
     poisoned_offsets,
     reasons,
@@ -75,57 +72,6 @@ async def test_after_a_lost_answer_only_that_insert_is_sent_again_and_no_row_is_
     assert sorted(others) == sorted({"g:topic:0:0-9", "g:topic:1:0-4"})
     assert others.count(lost) == 1
     assert client.command(f"SELECT count() FROM {table}") == 15
-
-
-@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
-async def test_rows_that_the_server_lost_in_a_crash_are_written_again_although_it_knows_their_token(
-    client: Client,
-    create_table: CreateTable,
-    open_writer: OpenWriter,
-    proxy: Proxy,
-    delivery: str,
-) -> None:
-    table = create_table(COUNTED)
-    writer = await open_writer(table, url=proxy.url, delivery=delivery)
-    proxy.faults = ["forget"]
-    assert isinstance(await flush(writer, counted(0, 10)), Retry)
-    assert written(client, table) == []
-    assert await outcome(writer) == Flushed()
-    assert written(client, table) == list(range(10))
-    assert proxy.tokens == ["g:topic:0:0-9", "g:topic:0:0-9", "g:topic:0:0-9/again-1"]
-
-
-@pytest.mark.parametrize("fault", ["lose", "forget"])
-async def test_rows_of_many_partitions_are_one_insert_that_is_repeated_without_loss_or_doubles(
-    client: Client,
-    create_table: CreateTable,
-    open_writer: OpenWriter,
-    proxy: Proxy,
-    fault: str,
-) -> None:
-    table = create_table(COUNTED)
-    writer = await open_writer(table, url=proxy.url, delivery="at-least-once")
-    proxy.faults = [fault]
-    added = [counted(10, 3, partition=partition) for partition in range(20)]
-    assert isinstance(await flush(writer, *added), Retry)
-    assert await outcome(writer) == Flushed()
-    assert len(set(proxy.tokens) - {f"{proxy.tokens[0]}/again-1"}) == 1
-    assert client.command(f"SELECT count() FROM {table}") == 60
-    assert client.command(f"SELECT uniqExact(partition, offset) FROM {table}") == 60
-
-
-async def test_rows_of_other_offsets_are_not_taken_for_those_of_a_repeated_insert(
-    client: Client, create_table: CreateTable, open_writer: OpenWriter
-) -> None:
-    """The records of an error sink: two stages refuse records of the same offsets in turn."""
-    table = create_table(COUNTED)
-    ours = [counted(offset, 1) for offset in range(0, 2_000, 2)]
-    await flush(await open_writer(table), *ours)
-    client.command(f"ALTER TABLE {table} DELETE WHERE 1 SETTINGS mutations_sync = 2")
-    await flush(await open_writer(table), *(counted(offset, 1) for offset in range(1, 2_000, 2)))
-    writer = await open_writer(table)
-    assert await flush(writer, *ours, write=Write(repeated=True)) == Flushed()
-    assert written(client, table) == list(range(2_000))
 
 
 async def test_written_rows_are_remembered_when_the_stage_adds_them_again(
