@@ -46,6 +46,11 @@ class Job:
     records: int
     clickhouse_url: str | None
 
+    @property
+    def max_age(self) -> float:
+        """Seconds after which rows are written, or dropped, though they are few."""
+        return 0.5 if self.clickhouse_url is not None else 0.2
+
 
 def writer(job: Job) -> Callable[[list[tuple[Any, ...]]], None]:
     """Return a function that inserts rows by columns, or drops them."""

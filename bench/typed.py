@@ -22,6 +22,7 @@ import anyio
 import clickhouse_connect
 from rich.console import Console
 
+from bench.group import require_group
 from bench.hits import CONTENDERS
 from bench.job import DDL, TABLE, Job
 from bench.peers import PEERS, make_environment
@@ -34,13 +35,17 @@ from kmr.broker.client import BatchProducer
 PARTITIONS = 4
 BASE = "confluent-kafka and msgspec by hand"
 RECORDS = dict(
-    zip(CONTENDERS, (500_000, 1_000_000, 2_000_000, 2_000_000, 1_000_000, 60_000), strict=True)
+    zip(
+        CONTENDERS,
+        (1_000_000, 1_500_000, 3_000_000, 6_000_000, 6_000_000, 1_500_000, 60_000),
+        strict=True,
+    )
 )
-"""The slow contenders get fewer records."""
+"""A run takes some seconds: rows wait for half a second at its end, as in all contenders but the peers'."""
 
 PEER_RECORDS = dict.fromkeys(PEERS, 100_000)
 
-SIZES = {200: 1.0, 1_500: 0.5}
+SIZES = {200: 1.0, 1_500: 0.15}
 """Bytes of a value, and the share of the records."""
 
 
@@ -105,6 +110,7 @@ async def main() -> None:
         "--peers", action="store_true", help="Quix Streams, FastStream and Bytewax, too, from PyPI"
     )
     options = parser.parse_args()
+    require_group()
     table = rows(options.scale, peers=options.peers)
     with tempfile.TemporaryDirectory(prefix="kmr-bench-typed-") as directory:
         python = make_environment(Path(directory) / "peers") if options.peers else ""

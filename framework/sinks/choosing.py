@@ -90,8 +90,9 @@ class Choice(Generic[C]):
             for row in self._rows_of(rows, name):
                 refused[row] = reason
         left_out = dict(fitted.left_out)
+        given = set(rows.column_names)
         for name in self.left_out:
-            if name in rows.column_names:
+            if name in given:
                 column = rows.column(name)
                 left_out[name] = len(column) - column.null_count
         return fitted._replace(

@@ -64,7 +64,8 @@ def encode_datums(
         [rows.schema.field(each.name) if each.name in plain else each for each in columns]
     )
     fitted = fit_rows(rows, columns, f"Avro: the schema {schema['name']}".rstrip())
-    given: Any = pa.struct([each for each in rows.schema if each.name in fitted.column_names])
+    written = set(fitted.column_names)
+    given: Any = pa.struct([each for each in rows.schema if each.name in written])
     convert = _record_converter(schema, named, "", given) or _same
 
     def encode_row(row: dict[str, Any]) -> bytes:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
+from kmr import Avro, Json, MessagePack
 from kmr.errors import StrategyError
 from kmr.values.encoding import DoesNotFit, dict_of, encode_each, fit_rows, plain_rows
-from kmr.values.value_format import RowsDoNotFit
+from kmr.values.value_format import RowsDoNotFit, ValueFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FIELDS: list[pa.Field[Any]] = [
     pa.field("n", pa.int8(), nullable=False),
@@ -101,3 +106,40 @@ def test_a_key_that_is_twice_in_a_map_does_not_fit() -> None:
     assert dict_of([("a", 1), ("b", 2)], "m") == {"a": 1, "b": 2}
     with pytest.raises(DoesNotFit, match="field m: its key 'a' is there twice"):
         dict_of([("a", 1), ("a", 1)], "m")
+
+
+FORMATS: dict[str, Callable[[pa.Schema], ValueFormat]] = {
+    "JSON": Json,
+    "MessagePack": MessagePack,
+    "Avro": lambda schema: Avro(
+        {
+            "type": "record",
+            "name": "Wide",
+            "fields": [{"name": name, "type": "double"} for name in schema.names],
+        }
+    ),
+}
+
+
+def encode_fields(make: Callable[[pa.Schema], ValueFormat], count: int) -> float:
+    """Return the processor time for encoding a row of so many fields, the least of some calls."""
+    fields: list[pa.Field[Any]] = [
+        pa.field(f"field_{at}", pa.float64(), nullable=False) for at in range(count)
+    ]
+    rows = pa.table({field.name: [1.5] for field in fields})
+    encoder = make(pa.schema(fields))
+    encoder.encode(rows, "t")
+    times = []
+    for _ in range(5):
+        begin = time.thread_time()
+        encoder.encode(rows, "t")
+        times.append(time.thread_time() - begin)
+    return min(times)
+
+
+@pytest.mark.parametrize("make", FORMATS.values(), ids=list(FORMATS))
+def test_the_time_for_a_row_grows_with_its_fields_and_not_with_their_square(
+    make: Callable[[pa.Schema], ValueFormat],
+) -> None:
+    # Ten times as many take 10 to 15 times as long; by the square it was 70 to 80 times.
+    assert encode_fields(make, 1_000) < 30 * encode_fields(make, 100)
