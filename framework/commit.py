@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from .reducers.sink import Delivery
 
 _log = structlog.get_logger(__name__)
+
+_LOOK: Final = 5.0
+"""Seconds after which all partitions are looked at again, though nothing was settled."""
 
 
 @dataclass(slots=True)
@@ -116,9 +120,13 @@ class Committer:
         Raises:
             CommitRefused: see `commit`.
         """
+        seen, looked = -1, -math.inf
         while True:
             await anyio.sleep(self._interval)
-            await self.commit()
+            changes, now = self._ledgers.changes, anyio.current_time()
+            is_due = changes != seen or now - looked >= _LOOK
+            if is_due and await self.commit():
+                seen, looked = changes, now
 
     async def commit(self) -> bool:
         """Commit every watermark that moved; return whether all of them are committed now.

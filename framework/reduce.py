@@ -280,6 +280,8 @@ class ReduceStage:
         """Return the stage's status, and that of each branch that has not written its part of a flush."""
         yield self.status(now)
         since = self._flushing_since
+        if since is None:
+            return
         for buffer in self._buffers:
             pending = buffer.reducer.pending if isinstance(buffer.reducer, Branches) else {}
             for branch, (rows, nbytes, reason) in pending.items():
@@ -289,7 +291,7 @@ class ReduceStage:
                     queued=0,
                     rows=rows,
                     bytes=nbytes,
-                    seconds=0.0 if since is None else now - since,
+                    seconds=now - since,
                     reason=reason,
                     branch=branch,
                 )
@@ -310,7 +312,7 @@ class ReduceStage:
             activity = "flushing"
         else:
             activity = "waiting" if self._shared.gate.is_open else "held"
-        late = self.trigger.late(self._collecting)
+        late = self.trigger.late(self._collecting, now)
         return StageStatus(
             name=self._shown_as,
             activity=activity,

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .strategy import Strategy
 
 _ANSWER_TIMEOUT: Final = 0.2  # seconds
-_OBSERVED_PER_SECOND: Final = 400  # partitions; observing 2,000 of them takes 30 ms
+_OBSERVED_PER_SECOND: Final = 250  # partitions; observing 2,000 of them takes 30 ms
 _MANY: Final = 0.1  # share of failed records above which the last line is a warning
 
 _log = structlog.get_logger(__name__)

@@ -23,6 +23,7 @@ from urllib.request import urlopen
 import anyio
 import clickhouse_connect
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import for_code
 from rich.console import Console
 from rich.table import Table
 
@@ -92,9 +93,15 @@ class Bench:
         admin = AIOKafkaAdminClient(bootstrap_servers=self._address)
         await admin.start()
         try:
-            await admin.create_topics([NewTopic(name, partitions, 1)])
+            response = await admin.create_topics([NewTopic(name, partitions, 1)])
         finally:
             await admin.close()
+        for topic, code, *reason in response.topic_errors:
+            if code:
+                raise SystemExit(
+                    f"bench.wide: the broker does not create topic {topic} with {partitions} partitions: "
+                    f"{reason[0] if reason and reason[0] else for_code(code).__name__}"
+                )
         return name
 
     async def _start(self, name: str, topic: str) -> _Contender:

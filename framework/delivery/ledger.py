@@ -288,6 +288,9 @@ class Ledgers:
     Args:
         on_settled: called with the partition and each batch that is settled as a whole.
         on_bytes: called with each change of the bytes in flight, and of those that are not mapped.
+
+    Attributes:
+        changes: how often `settle` or `drop` were called.
     """
 
     def __init__(
@@ -303,6 +306,7 @@ class Ledgers:
         self._held: dict[object, int] = {}
         self._generation = 0
         self._settled = Wakeup()
+        self.changes = 0
 
     def open(
         self,
@@ -421,6 +425,7 @@ class Ledgers:
         return ledger if ledger is not None and ledger.generation == r.generation else None
 
     def _changed(self) -> None:
+        self.changes += 1
         self._settled.notify()
 
     @property

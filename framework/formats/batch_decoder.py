@@ -39,6 +39,7 @@ _NO_TIMESTAMP = -1  # format 0 has no timestamps
 _EXPANSION_AT_FIRST = 4.0  # assumed growth of compressed batches, until one has been decompressed
 _LARGEST_PART = 1 << 30  # bytes; Arrow's binary columns end at 2 GiB
 _ABORT = 0  # the type of a control record that ends a transaction without committing it
+_FEW = 16  # record batches
 _CONTROL_KEY = struct.Struct(">hh")  # version, type
 
 
@@ -136,9 +137,10 @@ class BatchDecoder:
         size = len(data)
         if flags & kernels.CODEC:
             size = int(size * self._expansion.get(topic, _EXPANSION_AT_FIRST))
-        if len(headers) == 1:  # of a quiet partition: NumPy costs more than the decoding
-            one = headers[0].tolist()
-            count, newest = one[kernels.COUNT], one[kernels.MAX_TIMESTAMP]
+        if len(headers) <= _FEW:  # of a quiet partition: NumPy costs more than the decoding
+            rows = headers.tolist()
+            count = sum(row[kernels.COUNT] for row in rows)
+            newest = max(row[kernels.MAX_TIMESTAMP] for row in rows)
         else:
             count = int(headers[:, kernels.COUNT].sum())
             newest = int(headers[:, kernels.MAX_TIMESTAMP].max())

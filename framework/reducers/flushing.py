@@ -85,6 +85,7 @@ class Buffer:
         self.bytes = 0
         self.since: float | None = None
         self.turn: JoinedTurn | None = None
+        self._ranges: tuple[Range, ...] | None = None
         reducer.reset()
 
     def add(self, rows: Rows) -> tuple[Rows | None, FlushReason | None]:
@@ -135,6 +136,7 @@ class Buffer:
 
     def _append(self, rows: Rows) -> None:
         self.held.append(rows)
+        self._ranges = None
         self.rows += len(rows)
         self.bytes += rows.nbytes
         if len(rows):  # else all of them were set aside
@@ -190,7 +192,7 @@ class Buffer:
         """Remove all rows."""
         self.reducer.reset()
         self.held, self.rows, self.bytes, self.since = [], 0, 0, None
-        self.set_aside = []
+        self.set_aside, self._ranges = [], None
 
     def leave_turn(self) -> None:
         """Write the rows alone. Not after they were announced with the turn's token."""
@@ -204,7 +206,9 @@ class Buffer:
 
     def ranges(self) -> tuple[Range, ...]:
         """Return the offsets that are settled when all of the rows are delivered."""
-        return merge_ranges(r for rows in self.held for r in rows.ranges)
+        if self._ranges is None:
+            self._ranges = merge_ranges(r for rows in self.held for r in rows.ranges)
+        return self._ranges
 
 
 def _separate(held: Sequence[Rows]) -> tuple[list[Rows], list[Refusal]]:
@@ -309,13 +313,13 @@ class FlushTrigger:
             self._turns.leave(self, buffer)
 
     def _is_old(self, buffer: Buffer) -> bool:
-        return anyio.current_time() >= buffer.deadline
+        return buffer.since is not None and anyio.current_time() >= buffer.deadline
 
-    def late(self, buffer: Buffer) -> float:
-        """Return the seconds for which a buffer has waited for its turn."""
+    def late(self, buffer: Buffer, now: float) -> float:
+        """Return the seconds for which a buffer has waited for its turn; `now` is the event loop's time."""
         if self._turns is None or not buffer.held or self.replaying:
             return 0.0
-        return max(0.0, anyio.current_time() - buffer.deadline)
+        return max(0.0, now - buffer.deadline)
 
     async def next(self, buffer: Buffer) -> Rows | ReplayEnd | FlushReason:
         """Wait for the next rows, or for a reason to flush the buffer.
@@ -324,9 +328,10 @@ class FlushTrigger:
             The next item of the inbox, or the reason; "shutdown" when the inbox has ended.
         """
         while True:
-            if reason := self._reason(buffer):
+            is_old = self._is_old(buffer)
+            if reason := self._reason(buffer, is_old=is_old):
                 return reason
-            waits_turn = self._turns is not None and self._is_old(buffer)
+            waits_turn = self._turns is not None and is_old
             deadline = math.inf if self.replaying or waits_turn else buffer.deadline
             with anyio.CancelScope(deadline=deadline) as self._waiting:
                 try:
@@ -334,11 +339,11 @@ class FlushTrigger:
                 except anyio.EndOfStream:
                     return "shutdown"
 
-    def _reason(self, buffer: Buffer) -> FlushReason | None:
+    def _reason(self, buffer: Buffer, *, is_old: bool) -> FlushReason | None:
         """Return the reason to flush now, None to wait for more rows."""
         if self.replaying or not buffer.held:
             return None
-        if self._is_old(buffer) and (self._turns is None or self._turns.take(self, buffer)):
+        if is_old and (self._turns is None or self._turns.take(self, buffer)):
             return "age"
         if self._inbox.statistics().current_buffer_used:
             return None

@@ -64,6 +64,7 @@ class JoinedTurn:
         self._expected = set(buffers)
         self._present: set[Buffer] = set()
         self._gathered = anyio.Event()
+        self._patience: asyncio.TimerHandle | None = None
         self._items: list[Any] = []
         self._results: Sequence[Any] = ()
         self._error: Exception | None = None
@@ -101,14 +102,19 @@ class JoinedTurn:
     async def gather(self, buffer: Buffer) -> bool:
         """Wait for the other lanes; return whether they have waited for this one."""
         if not self._gathered.is_set():
+            if self._patience is None:
+                loop = asyncio.get_running_loop()
+                self._patience = loop.call_later(_PATIENCE, self._begin)
             self._present.add(buffer)
             self._look()
-            with anyio.move_on_after(_PATIENCE):
-                await self._gathered.wait()
-            if not self._gathered.is_set():
-                self._expected &= self._present
-                self._gathered.set()
+            await self._gathered.wait()
         return buffer in self._present
+
+    def _begin(self) -> None:
+        """Wait no longer for the lanes that have not come."""
+        if not self._gathered.is_set():
+            self._expected &= self._present
+            self._gathered.set()
 
     async def write(
         self, item: T, write: Callable[[Sequence[T]], Awaitable[Sequence[R]]]

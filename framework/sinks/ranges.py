@@ -208,9 +208,12 @@ class RangeWriter(Collecting, Sink):
             planned = join_ranges(planned, self._written)
         retries: list[Exception] = []
         errors: list[Exception] = []
-        async with anyio.create_task_group() as tasks:
-            for rows in planned:
-                if rows.token not in self._written:
+        left = [rows for rows in planned if rows.token not in self._written]
+        if len(left) == 1:
+            await deliver(left[0])
+        else:
+            async with anyio.create_task_group() as tasks:
+                for rows in left:
                     tasks.start_soon(deliver, rows)
         for failure in (*errors, *retries):
             raise failure

@@ -176,6 +176,39 @@ class Unanswered(MemoryConsumer):
         self.joined_anew += 1
 
 
+async def test_partitions_are_looked_at_when_records_were_settled_and_seldom_else(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = MemoryConsumer()
+    committer, ledgers = committer_of(consumer)
+    looks: list[float] = []
+    watermarks = ledgers.watermarks
+
+    def looked(settled: Iterable[Range] = ()) -> dict[TopicPartition, int]:
+        looks.append(anyio.current_time())
+        return watermarks(settled)
+
+    monkeypatch.setattr(ledgers, "watermarks", looked)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(committer.run)
+        for _ in range(60):
+            await clock.advance(1.0)
+        assert len(looks) <= 12
+        del looks[:]
+        settle(ledgers, 0, 4)
+        await clock.advance(1.0)
+        assert committed(consumer) == {P0: 5}
+        settle(ledgers, 5, 9)
+        consumer.fenced = True
+        for _ in range(3):
+            await clock.advance(1.0)
+        assert len(looks) == 4
+        consumer.fenced = False
+        await clock.advance(1.0)
+        assert committed(consumer) == {P0: 10}
+        tasks.cancel_scope.cancel()
+
+
 async def test_after_an_attempt_without_an_answer_nothing_is_committed_before_the_next_generation(
     clock: VirtualClock,
 ) -> None:
