@@ -13,8 +13,7 @@ from .config.schema import BYTES, show_quantity
 from .delivery.ranges import merge_ranges, subtract_ranges
 from .errors import StateTooLarge, no_escape
 from .memory.window import MICROS
-from .memory.window_letters import letters_of, split_late
-from .memory.window_rows import WindowRows
+from .memory.window_rows import WindowRows, letters_of, split_late
 from .observe.status import StageStatus
 from .observe.waits import Waiting
 from .record import ReplayEnd, Rows

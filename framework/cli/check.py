@@ -21,6 +21,7 @@ from ..kafka.subscription import subscription_of
 from ..loading import load_strategy
 from ..mapping.annotations import at_most_one_row
 from ..settings import GROUP, WORKER, GroupSettings, Settings
+from .offsets import committed_offsets
 from .output import plain_console
 
 if TYPE_CHECKING:
@@ -37,18 +38,14 @@ async def _committed(settings: GroupSettings) -> Committed:
     Raises:
         ConsumerError: no broker answers, or the group has committed nothing.
     """
-    wanted = subscription_of(settings)
     async with connect_admin(connection_config(settings)) as admin:
-        offsets = {
-            partition: entry.offset
-            for partition, entry in (await admin.list_group_offsets(settings.group)).items()
-            if wanted is None or partition.topic in wanted
-        }
-        if not offsets:
+        committed = await committed_offsets(admin, settings)
+        if not committed:
+            wanted = subscription_of(settings)
             of_topics = "" if wanted is None else f" of {wanted}"
             raise ConsumerError(f"group {settings.group} has no committed offsets{of_topics}")
-        starts = await admin.beginning_offsets(offsets)
-    return {partition: (starts[partition], offset) for partition, offset in offsets.items()}
+        starts = await admin.beginning_offsets(committed)
+    return {at: (starts[at], entry.offset) for at, entry in committed.items()}
 
 
 async def check_strategy(

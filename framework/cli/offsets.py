@@ -203,7 +203,7 @@ def _settings(given: Given[GroupSettings]) -> GroupSettings:
 async def _look(settings: GroupSettings) -> tuple[GroupListing, list[PartitionOffsets]]:
     async with connect_admin(connection_config(settings)) as admin:
         group = await admin.group(settings.group)
-        committed = await _committed(admin, settings)
+        committed = await committed_offsets(admin, settings)
         members = {at: member.name for member in group.members for at in member.partitions}
         wanted = await _partitions(admin, settings, {*committed, *members})
         starts = await admin.beginning_offsets(wanted)
@@ -237,7 +237,7 @@ async def _reset(
 ) -> tuple[dict[TopicPartition, CommitOffset], dict[TopicPartition, int], int]:
     """Return the committed offsets before, the offsets after, and the number of members."""
     async with connect_admin(connection_config(settings)) as admin:
-        before = await _committed(admin, settings)
+        before = await committed_offsets(admin, settings)
         partitions = await _partitions(admin, settings, set(before))
         if not partitions:
             raise ConsumerError(
@@ -287,7 +287,10 @@ async def _aim(
     return {at: min(max(before[at].offset + shift, starts[at]), ends[at]) for at in partitions}
 
 
-async def _committed(admin: Admin, settings: GroupSettings) -> dict[TopicPartition, CommitOffset]:
+async def committed_offsets(
+    admin: Admin, settings: GroupSettings
+) -> dict[TopicPartition, CommitOffset]:
+    """Return what the group has committed, of the topics in the settings if they name any."""
     wanted = subscription_of(settings)
     offsets = await admin.list_group_offsets(settings.group)
     return {at: commit for at, commit in offsets.items() if wanted is None or at.topic in wanted}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from ..columns.kinds import is_bytes, is_text, whole
+from ..columns.kinds import is_bytes, is_number, is_text, whole
 from ..columns.texts import python_values
 from ..errors import StrategyError
 from ..record import RECORD_OFFSET
@@ -383,13 +383,8 @@ def compare_equal(one: pa.DataType, other: pa.DataType) -> bool:
     """Return whether equal values of two types are equal as keys: as Python's objects."""
     return any(
         all(pa.types.is_null(each) or is_one(each) for each in (one, other))
-        for is_one in (_is_number, is_text, is_bytes, pa.types.is_timestamp, pa.types.is_date)
+        for is_one in (is_number, is_text, is_bytes, pa.types.is_timestamp, pa.types.is_date)
     )
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    types = pa.types
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
 
 
 def keys_of(columns: pa.RecordBatch, names: Sequence[str]) -> list[Any]:

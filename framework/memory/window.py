@@ -18,7 +18,7 @@ from ..reducers.sink import Refusal, RowsRefused
 from .session_state import SessionState
 from .window_aggregates import LAST_OFFSET, Aggregates
 from .window_functions import WindowFunction, has_quantiles, quantile_of
-from .window_letters import split_late
+from .window_rows import split_late
 from .window_state import WindowState
 
 if TYPE_CHECKING:

@@ -21,11 +21,9 @@ from ..settings import FetchSettings, Settings
 from ..worker import Worker
 from .checks import QUEUE_BATCHES, Checks
 from .consumer import SESSION, GroupConsumer
-from .cuts import TOOL, CutTool
-from .empty_group import EmptyGroup
 from .group import ModelGroup
+from .group_tools import TOOL, CutTool, EmptyGroup, OffsetsTool
 from .loop import PROCESS, NothingLeft, SimulationLoop
-from .resets import OffsetsTool
 from .schedule import LENGTH
 from .sinks import with_models
 from .transactions import Coordinator

@@ -13,7 +13,7 @@ from ...delivery.announcement import Closed, LookBack, remembering
 from ...errors import StateTooLarge
 from ...memory.distinct_memory import PartitionMemory
 from ...memory.window import MICROS
-from ...memory.window_letters import letters_of, split_late
+from ...memory.window_rows import letters_of, split_late
 from ...record import Range, Rows
 from ...service.process import memory_limit, processor_limit
 from .memory_files import MemoryFiles, Position
