@@ -162,9 +162,14 @@ class Avro(ValueFormat):
 
     def _decoder(self) -> _Decoder:
         try:
-            return self._made.get(lambda: _Decoder(*self._reader(), self._registry))
+            return self._made.get(self._make_decoder)
         except RecursionError:
             raise StrategyError("Avro: the reader's schema is nested too deep") from None
+
+    def _make_decoder(self) -> _Decoder:
+        is_class = self._type is not None and not isinstance(self._type, pa.Schema)
+        programs = SchemaPrograms(*self._reader(), needs_units=is_class)
+        return _Decoder(programs, self._registry)
 
     def _reader(self) -> tuple[Schema, NamedTypes]:
         if self._given is not None:
@@ -187,13 +192,13 @@ class Avro(ValueFormat):
 class _Decoder:
     """Decodes values, and compiles the program of each writer's schema when its id is first seen."""
 
-    def __init__(self, reader: Schema, named: NamedTypes, registry: Registry | None) -> None:
-        self.program = SchemaPrograms(reader, named)
+    def __init__(self, program: SchemaPrograms, registry: Registry | None) -> None:
+        self.program = program
         self._registry = registry
         self._lock = threading.Lock()
         self._entries: dict[int, int | str] = {}
         if registry is None:
-            self._entries[0] = self.program.add(reader, named)
+            self._entries[0] = program.add(program.reader, program.named)
         self._code = self.program.code.arrays()
 
     def decode(self, column: pa.BinaryArray) -> Decoded:

@@ -91,6 +91,11 @@ class Instructions:
         )
 
 
+def _kind_of_time(logical: str) -> str:
+    """Return `date`, `time` or `timestamp`."""
+    return logical.removeprefix("local-").partition("-")[0]
+
+
 class Compiler:
     """Compiles the code for one writer's schema, in the order in which its fields are encoded.
 
@@ -98,10 +103,19 @@ class Compiler:
         code: where it is added.
         read: the named types of the reader's schema.
         written: the named types of the writer's schema.
+        needs_units: a number is read as a time only if the writer's schema says so.
     """
 
-    def __init__(self, code: Instructions, read: NamedTypes, written: NamedTypes) -> None:
+    def __init__(
+        self,
+        code: Instructions,
+        read: NamedTypes,
+        written: NamedTypes,
+        *,
+        needs_units: bool = False,
+    ) -> None:
         self._code = code
+        self._needs_units = needs_units
         self._read = read
         self._written = written
         self._skips: dict[str, int] = {}
@@ -269,6 +283,13 @@ class Compiler:
             raise self._misfit(w, r, path)
         low, high = _INT if type_of(w) == "int" else _LONG
         from_, to = logical_of(w), logical_of(r)
+        if to and not from_ and self._needs_units:
+            raise Unresolvable(
+                f"field {path}: {show(w)} of the writer's schema says no unit of time; declare the field "
+                "int, or give the reader's schema as JSON or as a pyarrow.Schema"
+            )
+        if to and from_ and _kind_of_time(from_) != _kind_of_time(to):
+            raise self._misfit(w, r, path)
         if to.startswith("time-"):
             low, high = 0, _DAY * UNITS[to[5:]] - 1
         written, read = (UNITS.get(each.rpartition("-")[2]) for each in (from_, to))
@@ -283,6 +304,8 @@ class Compiler:
     def _bytes(self, w: Schema, r: Schema, column: SlotColumn, path: str) -> None:
         kinds = type_of(w), type_of(r)
         size = w["size"] if kinds[0] == "fixed" else -1
+        if "string" in kinds and "decimal" in (logical_of(w), logical_of(r)):
+            raise self._misfit(w, r, path)  # text of digits is no number's bytes
         if logical_of(r) == "decimal":
             power = 0
             if logical_of(w) == "decimal":

@@ -88,7 +88,7 @@ REASONS = (
     "",
     "the value ends inside it",
     "the value ends inside it, or it is longer than 64 bits",
-    "it is out of the range of its type",
+    "{} is out of the range of its type",
     "its length ({}) is negative, or beyond the end of the value",
     "a boolean is 0 or 1, found {}",
     "the schema has no symbol {}",

@@ -35,17 +35,21 @@ class SchemaPrograms:
     Args:
         reader: a parsed schema.
         named: its named types.
+        needs_units: as in `Compiler`.
 
     Attributes:
+        reader: the parsed schema.
+        named: its named types.
         columns: by name.
         layout: the slots of the columns.
         code: of all writers' schemas.
         schema: the columns. A schema that is not a record is one column with the name `value`.
     """
 
-    def __init__(self, reader: Schema, named: NamedTypes) -> None:
-        self._reader = reader
-        self._named = named
+    def __init__(self, reader: Schema, named: NamedTypes, *, needs_units: bool = False) -> None:
+        self._needs_units = needs_units
+        self.reader = reader
+        self.named = named
         self.layout = SlotLayout()
         self.code = Instructions()
         root = resolve(reader, named)
@@ -70,7 +74,8 @@ class SchemaPrograms:
         Raises:
             Unresolvable: values of this schema cannot be read.
         """
-        return Compiler(self.code, self._named, named).compile(writer, self._reader, self.columns)
+        compiler = Compiler(self.code, self.named, named, needs_units=self._needs_units)
+        return compiler.compile(writer, self.reader, self.columns)
 
     def _fields(
         self, record: Schema, level: int, path: str, outer: tuple[str, ...]
@@ -83,7 +88,7 @@ class SchemaPrograms:
 
     def _nullable(self, root: Schema) -> list[bool]:
         fields = root["fields"] if type_of(root) in RECORDS else [{"type": root}]
-        kinds = [resolve(field["type"], self._named) for field in fields]
+        kinds = [resolve(field["type"], self.named) for field in fields]
         return [
             "null" in map(type_of, [without_null(kind), *(kind if isinstance(kind, list) else ())])
             for kind in kinds
@@ -91,7 +96,7 @@ class SchemaPrograms:
 
     def _column(self, schema: Schema, level: int, path: str, outer: tuple[str, ...]) -> SlotColumn:
         add = self.layout.add
-        schema = resolve(without_null(resolve(schema, self._named)), self._named)
+        schema = resolve(without_null(resolve(schema, self.named)), self.named)
         if isinstance(schema, list):
             return self._union(schema, level, path, outer)
         kind = type_of(schema)
@@ -126,7 +131,7 @@ class SchemaPrograms:
         self, branches: list[Schema], level: int, path: str, outer: tuple[str, ...]
     ) -> SlotColumn:
         struct = self.layout.add("struct", pa.null(), level, path)
-        names = branch_names([resolve(branch, self._named) for branch in branches])
+        names = branch_names([resolve(branch, self.named) for branch in branches])
         fields = {
             name: self._column(branch, level, path, outer)
             for name, branch in zip(names, branches, strict=True)

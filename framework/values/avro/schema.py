@@ -170,6 +170,8 @@ def show(schema: Schema) -> str:
         return f"[{', '.join(show(each) for each in schema)}]"
     name = schema.get("name") if isinstance(schema, dict) else None
     logical = logical_of(schema)
+    if logical == "decimal":
+        logical = f"decimal({schema['precision']}, {schema.get('scale', 0)})"
     shown = f"{type_of(schema)} {name}" if name else type_of(schema)
     return f"{shown} ({logical})" if logical else shown
 

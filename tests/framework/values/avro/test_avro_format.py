@@ -194,6 +194,36 @@ async def test_fields_that_the_writer_lacks_have_the_defaults_of_the_type(
     await run_sync(work)
 
 
+async def test_a_number_is_no_time_of_a_class_unless_the_writers_schema_says_its_unit(
+    broker: Broker,
+    registry_url: str,
+) -> None:
+    class Visit(msgspec.Struct):
+        at: dt.datetime
+
+    def work() -> None:
+        registry = Registry(registry_url)
+        field: dict[str, Any] = {"name": "at", "type": "long"}
+        schema = {"type": "record", "name": "Visit", "fields": [field]}
+        plain = registry.register("plain", RegisteredSchema(msgspec.json.encode(schema).decode()))
+        value = encoded(
+            schema, {"at": 1_700_000_000_000}, plain
+        )  # milliseconds, as its reader may know
+        reason = f"schema {plain}: field at: long of the writer's schema says no unit of time"
+        _, failures = Avro(Visit, registry=registry).decode(binary(value))
+        assert failures[0].startswith(reason)
+        in_millis = pa.schema([("at", pa.timestamp("ms", "UTC"))])
+        found = Avro(in_millis, registry=registry).decode(binary(value))
+        at = dt.datetime(2023, 11, 14, 22, 13, 20, tzinfo=dt.UTC)
+        assert found.columns.to_pylist() == [{"at": at}]
+        field["type"] = {"type": "long", "logicalType": "timestamp-millis"}
+        named = registry.register("named", RegisteredSchema(msgspec.json.encode(schema).decode()))
+        found = Avro(Visit, registry=registry).decode(binary(encoded(schema, {"at": at}, named)))
+        assert found.columns.to_pylist() == [{"at": at}]
+
+    await run_sync(work)
+
+
 def test_a_union_of_several_types_is_a_struct_of_its_branches_and_back() -> None:
     inner = {"type": "record", "name": "Point", "fields": [{"name": "x", "type": "int"}]}
     schema = {

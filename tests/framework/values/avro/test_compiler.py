@@ -37,6 +37,13 @@ def one(writer: Any, reader: Any, value: Any) -> tuple[Any, dict[int, str]]:
     return rows[0]["f0"], failures
 
 
+def logical(kind: str, of: str) -> dict[str, str]:
+    return {"type": kind, "logicalType": of}
+
+
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+
+
 @pytest.mark.parametrize(
     ("writer", "reader", "reason"),
     [
@@ -52,8 +59,12 @@ def one(writer: Any, reader: Any, value: Any) -> tuple[Any, dict[int, str]]:
         (
             {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
             {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 3},
-            r"bytes \(decimal\)",
+            r"bytes \(decimal\(9, 2\)\)",
         ),
+        (logical("int", "date"), logical("long", "timestamp-micros"), r"int \(date\)"),
+        (logical("int", "time-millis"), logical("long", "timestamp-micros"), "time-millis"),
+        ("string", DECIMAL, "string of the writer"),  # its bytes are no number
+        (DECIMAL, "string", "cannot be read as string"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_refused_with_the_field(
@@ -95,15 +106,14 @@ def test_values_are_promoted(writer: Any, reader: Any, value: Any, found: Any) -
     assert one(writer, reader, value) == (found, {})
 
 
-def logical(kind: str, of: str) -> dict[str, str]:
-    return {"type": kind, "logicalType": of}
-
-
 def test_a_time_in_another_unit_is_converted() -> None:
     millis, micros = logical("long", "timestamp-millis"), logical("long", "timestamp-micros")
     assert one(millis, micros, 1500)[0].timestamp() == 1.5
     assert one(micros, millis, 1_500_000)[0].timestamp() == 1.5
-    assert one(millis, micros, 2**62) == (None, {0: "field f0: it is out of the range of its type"})
+    assert one(millis, micros, 2**62) == (
+        None,
+        {0: f"field f0: {2**62} is out of the range of its type"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +129,7 @@ def test_a_time_in_another_unit_is_converted() -> None:
             logical("int", "time-millis"),
             logical("long", "time-micros"),
             [86_400_000, -1],
-            "it is out of the range of its type",
+            "{} is out of the range of its type",
         ),
         (
             "long",
