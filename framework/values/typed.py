@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
 import pyarrow as pa
@@ -115,7 +115,7 @@ class TypedFormat(ValueFormat):
                     return f"field {name}: invalid UTF-8 ({error.reason})"
                 except msgspec.MsgspecError:  # another field is wrong too
                     continue
-        return reason_of_value(error)
+        return reason_of_value(error, lambda: self.decode_as(cast("builtins.type", Any), value))
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode values to columns; see `ValueFormat.decode`."""

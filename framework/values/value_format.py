@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from ..arguments import Checked
-from ..columns.texts import python_values
+from ..columns.texts import excerpt, python_values
 from ..errors import StrategyError, reason_of, storable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     import pyarrow as pa
 
@@ -173,11 +173,21 @@ MALFORMED: Final = "value: "
 """The beginning of a reason that names no field."""
 
 _AT: Final = re.compile(r"(?P<text>.*) - at `\$(?P<path>.*)`\Z", re.DOTALL)
+_AT_KEY: Final = re.compile(r"(?P<text>.*) - at `key` in `\$(?P<path>.*)`\Z", re.DOTALL)
+_STEP: Final = re.compile(r"\[\d+\]|\[\.\.\.\]|[^.\[]+")
+_GOT: Final = re.compile(r", got `(\w+)`\Z")
+_CLASSES: Final = {
+    "bool": bool, "int": int, "float": float, "str": str, "bytes": bytes, "array": list, "object": dict,
+}  # fmt: skip
 _MISSING: Final = re.compile(r"Object missing required field `(?P<name>.*)`\Z", re.DOTALL)
 
 
-def reason_of_value(error: Exception) -> str:
-    """Describe why a value cannot be decoded: `field status: expected int, got str`."""
+def reason_of_value(error: Exception, document: Callable[[], Any] | None = None) -> str:
+    """Describe why a value cannot be decoded: `field status: expected int, got str: 'x'`.
+
+    Args:
+        document: decodes the whole value without a type, to show the part that does not fit.
+    """
     pydantic = getattr(error, "errors", None)
     if callable(pydantic):
         with suppress(Exception):  # of another library's class
@@ -188,11 +198,40 @@ def reason_of_value(error: Exception) -> str:
     text, path = storable(str(error)), ""
     if (at := _AT.match(text)) is not None:
         text, path = at["text"], at["path"].lstrip(".")
+    elif (key := _AT_KEY.match(text)) is not None:
+        path, text = f"{key['path'].lstrip('.')} (a key)", key["text"]
     if (missing := _MISSING.match(text)) is not None:
         path, text = f"{path}.{missing['name']}".lstrip("."), "missing, and it has no default"
+    elif at is not None and document is not None:
+        text += _shown(document, path, text)
     if isinstance(error, UnicodeDecodeError):
         text = f"invalid UTF-8 ({error.reason})"
     return _of_field(path, text)
+
+
+def _shown(document: Callable[[], Any], path: str, text: str) -> str:
+    """Return the value at a path, to end a reason with; empty if it is not known which one is meant."""
+    try:
+        values = [document()]
+    except Exception:  # noqa: BLE001  what is no value at all
+        return ""
+    for step in _STEP.findall(path):
+        values = [each for value in values for each in _inside(value, step)]
+    if (got := _GOT.search(text)) is not None:
+        values = [each for each in values if type(each) is _CLASSES.get(got[1])]
+    if len(values) != 1 or values[0] is None:
+        return ""
+    shown = excerpt(values[0])
+    return "" if shown in text else f": {shown}"
+
+
+def _inside(value: Any, step: str) -> list[Any]:
+    if step == "[...]":
+        return list(value.values()) if isinstance(value, dict) else []
+    if step.startswith("["):
+        at = int(step[1:-1])
+        return value[at : at + 1] if isinstance(value, list) else []
+    return [value[step]] if isinstance(value, dict) and step in value else []
 
 
 def _is_deep(error: Exception) -> bool:

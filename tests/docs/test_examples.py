@@ -146,7 +146,7 @@ def test_the_strategy_for_both_engines_maps_trips_and_may_run_on_spark(
         ("Oslo", 20.0),
         ("Rome", 30.0),
     ]
-    assert reasons(run) == {3: "field km: expected float | null, got str"}
+    assert reasons(run) == {3: "field km: expected float | null, got str: 'far'"}
     validate("trips", engine="spark")
     assert "exactly once" in capsys.readouterr().out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
@@ -17,7 +18,7 @@ from ..encoding import refuse
 from ..registry.registry import PerProcess, RegisteredSchema, Registry
 from ..schemas import row_type
 from ..typed import TypedFormat
-from ..value_format import Decoded, DecodedObjects
+from ..value_format import MALFORMED, Decoded, DecodedObjects
 from .json_schema import registered_columns
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 _PLAIN: Final = msgspec.json.Decoder(float_hook=Decimal)
 """Decodes to plain objects with the numbers as they are."""
+
+_TRUNCATED: Final = "Input data was truncated"
+_HALF_PAIR: Final = re.compile(rb'\\u[dD][89abAB][0-9a-fA-F]{2}"')
 
 
 class Json(TypedFormat):
@@ -176,6 +180,15 @@ class Json(TypedFormat):
     @property
     def decoder(self) -> Callable[[Any], Any]:
         return _decoder(self.type)
+
+    def reason(self, value: Any, error: Exception) -> str:
+        """Describe why a value cannot be decoded; msgspec takes half of a surrogate pair for an end."""
+        is_end = isinstance(error, msgspec.DecodeError) and str(error) == _TRUNCATED
+        if is_end and (half := _HALF_PAIR.search(value)) is not None:
+            return (
+                f"{MALFORMED}JSON is malformed: invalid utf-16 surrogate pair (byte {half.start()})"
+            )
+        return super().reason(value, error)
 
     def decode_as(self, cls: builtins.type, value: bytes) -> object:
         decoded: object = msgspec.json.decode(value, type=cls)

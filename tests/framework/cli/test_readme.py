@@ -59,5 +59,5 @@ async def test_one_bad_value_does_not_fail_the_orders_around_it(alone: bool) -> 
     assert [row["amount"] for row in written.rows()] == [10.0, 12.5, 30.0]
     (row,) = failed.rows()
     assert (row["offset"], row["value"]) == (0, orders[0])
-    assert row["reason"] == "field amount: expected float, got str"
+    assert row["reason"] == "field amount: expected float, got str: 'bad'"
     assert committed(consumer) == {P0: 5}

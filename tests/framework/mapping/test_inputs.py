@@ -67,7 +67,7 @@ def rows(result: MapResult) -> list[dict[str, object]]:
     return [] if result.table is None else result.table.to_pylist()
 
 
-REASON = "field status: expected int, got str"
+REASON = "field status: expected int, got str: 'x'"
 
 
 def test_without_a_map_the_columns_of_the_value_are_the_rows() -> None:

@@ -22,5 +22,5 @@ def test_maps_become_columns_and_one_that_does_not_fit_fails_alone() -> None:
     bad = msgspec.msgpack.encode({"ts": at, "status": "x"})
     decoded = MessagePack(Hit).decode(pa.array([good, bad, b"\xc1", None], pa.binary()))
     assert decoded.columns.to_pylist()[0] == {"ts": at, "status": 200, "ms": None}
-    assert decoded.failures[1] == "field status: expected int, got str"
+    assert decoded.failures[1] == "field status: expected int, got str: 'x'"
     assert list(decoded.failures) == [1, 2]

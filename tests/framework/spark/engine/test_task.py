@@ -86,7 +86,7 @@ def test_a_task_decodes_values_by_the_format_of_the_strategy(tmp_path: Path, per
     assert (report.last, report.error) == (12, None)
     (failed,) = read_failures(table, "map")
     assert failed.table.select(["offset", "value", "reason"]).to_pylist() == [
-        {"offset": 11, "value": bad, "reason": "field status: expected int, got str"}
+        {"offset": 11, "value": bad, "reason": "field status: expected int, got str: 'x'"}
     ]
     (line,) = out.read_text().splitlines()
     assert json.loads(line).items() >= {"path": "/a", "status": 10}.items()

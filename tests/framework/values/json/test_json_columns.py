@@ -59,9 +59,9 @@ def test_nested_objects_and_lists_are_walked_too() -> None:
     assert columns[0][0].as_py() == {"a": 1}
     decoded = Json(Outer).decode(pa.array(texts, pa.binary()))
     assert decoded.failures == {
-        1: "field inner.a: expected int, got str",
+        1: "field inner.a: expected int, got str: '1'",
         2: "field inner.a: missing, and it has no default",
-        3: "field tags[0]: expected str, got int",
+        3: "field tags[0]: expected str, got int: 1",
     }
     rows = decoded.columns.to_pylist()
     assert rows[0] == {"inner": {"a": 1}, "at": None, "tags": ["x"], "made": 1}

@@ -285,7 +285,7 @@ async def test_confluents_serializer_writes_what_the_columns_of_the_subject_read
                 {"path": "/b", "place": {"zip": None}, "ms": 0.5},
             ]
             assert failures[2].startswith("the value does not begin with the id of a schema")
-            assert failures[3] == "field path: expected str, got int"
+            assert failures[3] == "field path: expected str, got int: 5"
             assert pickle.loads(pickle.dumps(format_)).schema == format_.schema
             client.register_schema("broken-value", Schema('{"properties": {"f": {}}}', "JSON"))
             with pytest.raises(StrategyError, match="#/properties/f: it has no type; give a type"):
