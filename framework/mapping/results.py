@@ -6,45 +6,32 @@ import inspect
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, time
-from enum import Enum
 from functools import lru_cache
 from itertools import chain
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ..columns.column_types import TypeChoice, choose_type, common_type, join_tables, least_misfits
-from ..columns.kinds import is_nested, null_rows, twice, whole
-from ..columns.reasons import ZONED_TIME_OF_DAY
+from ..columns.column_types import join_tables
+from ..columns.kinds import null_rows, twice, whole
 from ..columns.texts import excerpt
-from ..errors import StrategyError, as_exception, reason_of, storable, traceback_of, type_of
+from ..errors import StrategyError, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
-from ..record import OFFSET_MARK, RECORD_OFFSET, Header, decoded_bytes
-from ..values.foreign import are_foreign, plain_foreign
-from ..values.python_columns import convert, to_column
+from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
+from ..values.python_columns import to_column
 from ..values.schemas import RowType, fields_of, is_row_class
-from .sink_types import hidden_values, number_texts
+from .undeclared import undeclared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
-    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
     from ..record import Batch
 
 NO_OFFSETS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-
-_CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
-_MOMENT: Final = pa.timestamp("us", tz="UTC")
-_ZONE: Final = attrgetter("tzinfo")
-_ENDLESS: Final = "it contains itself, or is nested more than 1,000 levels deep"
-_WALKER: Final = msgspec.msgpack.Encoder(enc_hook=lambda _: None)
-"""It walks through values, a hundred times faster than Arrow, and stops where they are too deep."""
 
 
 class Failure(NamedTuple):
@@ -241,140 +228,11 @@ def _column(
     """Convert the values of one column; those that do not fit become null, and get a reason in `misfits`."""
     refused: dict[int, str] = {}
     if kind is None:
-        column = _undeclared(values, name, refused, misfits, sink_type)
+        column = undeclared(values, name, refused, misfits, sink_type)
     else:
         column = to_column(values, kind, refused)
     misfits.update({row: f"column {name}: {reason}" for row, reason in refused.items()})
     return column
-
-
-def _undeclared(
-    values: list[Any],
-    name: str,
-    refused: dict[int, str],
-    misfits: dict[int, str],
-    sink_type: pa.DataType | None,
-) -> pa.Array[Any]:
-    classes = frozenset(map(type, values))
-    if not _CONTAINERS.isdisjoint(classes):
-        values = list(map(_without_headers, _finite(values, refused)))
-    if sink_type is not None and (hidden := hidden_values(name, values, sink_type)):
-        misfits.update(hidden)
-        values = [None if row in hidden else value for row, value in enumerate(values)]
-    if sink_type is not None and (texts := number_texts(values, classes, sink_type)) is not values:
-        return to_column(texts, pa.string(), refused)
-    with suppress(Exception):  # a value may be of any class
-        if classes == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}:
-            return to_column(values, _MOMENT, refused)  # four times as fast
-        column: pa.Array[Any] = pa.array(values)
-        column.validate(full=is_nested(column.type))
-        if not refused and _are_as_they_were(values, classes, column.type):
-            return column
-    values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
-    kind = _choose_type(values, refused)
-    return to_column(
-        [None if row in refused else value for row, value in enumerate(values)], kind, refused
-    )
-
-
-def _finite(values: list[Any], refused: dict[int, str]) -> list[Any]:
-    """Refuse values that contain themselves, or are nested too deeply: Arrow would end the process."""
-    try:
-        with suppress(ValueError, TypeError, OverflowError):  # other values do not matter here
-            _WALKER.encode(values)
-    except RecursionError:
-        if len(values) == 1:
-            refused[0] = _ENDLESS
-            return [None]
-        middle = len(values) // 2
-        ends: dict[int, str] = {}
-        halves = _finite(values[:middle], refused) + _finite(values[middle:], ends)
-        refused.update({middle + row: reason for row, reason in ends.items()})
-        return halves
-    return values
-
-
-def _without_headers(value: Any) -> Any:
-    """Return the headers of a record as objects: to Arrow they are lists of texts."""
-    if isinstance(value, tuple | list) and any(type(each) is Header for each in value):
-        return [each._asdict() if type(each) is Header else each for each in value]
-    return value
-
-
-def _plain_or_refused(row: int, value: Any, refused: dict[int, str]) -> Any:
-    """Return a value as `_plain`; None if its class raises."""
-    try:
-        return _plain(value)
-    except BaseException as error:  # noqa: BLE001
-        failure = as_exception(error)
-        refused[row] = _ENDLESS if isinstance(failure, RecursionError) else reason_of(failure)
-        return None
-
-
-def _are_as_they_were(values: list[Any], classes: AbstractSet[type], kind: pa.DataType) -> bool:
-    """Return whether Arrow changed no value.
-
-    Beside a time it takes a number for a time, beside numbers a UUID, a boolean or NumPy's for a number; it
-    drops the zone of a time of day, and of a point in time beside one without.
-    """
-    if are_foreign(classes, kind):
-        return False
-    if pa.types.is_temporal(kind):
-        return len(classes - {type(None)}) <= 1 and not (
-            getattr(kind, "tz", None) is None and any(map(_has_zone, values))
-        )
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        known = classes - {type(None)}
-        return len(known) <= 1 or known <= {int, float}
-    return True
-
-
-def _has_zone(value: Any) -> bool:
-    return getattr(value, "tzinfo", None) is not None
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that Arrow has a type for: Enums by their values, objects of row classes as dicts."""
-    if isinstance(value, np.integer | np.floating):
-        return value.item()
-    if isinstance(value, Enum):
-        return _plain(value.value)
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each) for each in value]
-    return _plain(fields_of(value)) if is_row_class(type(value)) else plain_foreign(value)
-
-
-def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
-    """Choose the type that fits most values; `refused` gets those that it does not fit."""
-    rows_of_class: dict[Any, list[int]] = {}
-    for row, value in enumerate(values):
-        if isinstance(value, time) and _has_zone(value):
-            refused[row] = f"{excerpt(value)}: {ZONED_TIME_OF_DAY}"
-        elif value is not None:
-            rows_of_class.setdefault((type(value), _has_zone(value)), []).append(row)
-    rows_of_type: dict[pa.DataType, list[int]] = {}
-    arrays: dict[pa.DataType, list[pa.Array[Any]]] = {}
-    for rows in rows_of_class.values():
-        parts = list(convert(values, rows, None, refused))
-        if len(parts) > 1:
-            # A part's type depends on its neighbours, so each value votes with its own type.
-            parts = [([row], pa.array([values[row]])) for some, _ in parts for row in some]
-        for some, array in parts:
-            rows_of_type.setdefault(array.type, []).extend(some)
-            arrays.setdefault(array.type, []).append(array)
-    choice = choose_type({kind: len(rows) for kind, rows in rows_of_type.items()})
-    for kind, rows in rows_of_type.items():
-        if kind in choice.fits:
-            continue
-        wider = common_type(choice.type, kind)
-        if wider is not None:
-            choice = TypeChoice(wider, choice.fits | {kind})
-            continue
-        reason = f"is {kind}, but most values are {choice.type}"
-        refused.update({row: f"{excerpt(values[row])} {reason}" for row in rows})
-    return least_misfits({kind: arrays[kind] for kind in choice.fits}, choice.type)
 
 
 def kept_records(

@@ -8,17 +8,33 @@ floats, or of maps, has to tell them apart; a column of text takes each as it is
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from ..columns.casting import Cast, Misfit
+from ..columns.fitting import fit
 from ..columns.kinds import is_list, is_text
 from ..columns.texts import excerpt, python_values, text_of
+from ..values.kept import cannot_hold
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
+ByType: TypeAlias = "dict[pa.DataType, tuple[list[int], list[pa.Array[Any]]]]"
+"""Values by the type that Arrow infers for them: their rows, and their arrays in that order."""
+
+_ALONE: Final[Sequence[Callable[[Any], bool]]] = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_boolean,
+    pa.types.is_decimal,
+    pa.types.is_date32,
+    is_text,
+)
+_WRITTEN: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, is_text)
 _NUMBERS: Final = frozenset((int, float, Decimal))
 _FLOAT_BITS: Final = 24
 _GREATEST_BITS: Final = 128
@@ -63,6 +79,43 @@ def number_texts(values: list[Any], classes: AbstractSet[type], kind: pa.DataTyp
         for row, text in zip(rows, made, strict=True):
             texts[row] = text
     return texts
+
+
+def takes_each_alone(kind: Any, by_type: ByType) -> bool:
+    """Return whether values of several types are for a column of this type, each as it is alone.
+
+    As one column they would have one type, and those of the others would be refused. Times are left out:
+    a sink may read their texts in a zone of its own.
+    """
+    if len(by_type) < 2 or not any(is_kind(kind) for is_kind in _ALONE):
+        return False
+    return not is_text(kind) or all(any(is_kind(each) for is_kind in _WRITTEN) for each in by_type)
+
+
+def for_sink(
+    by_type: ByType, values: list[Any], kind: Any, refused: dict[int, str]
+) -> pa.Array[Any]:
+    """Return values of several types as a column of the type that a sink stores.
+
+    Args:
+        refused: gets the reasons of those that do not fit it, which become null.
+    """
+    order: list[int] = []
+    arrays: list[Any] = [pa.nulls(1, kind)]
+    for rows, parts in by_type.values():
+        array = pa.concat_arrays(parts)
+        try:
+            cast = fit(array, kind)
+        except (Misfit, pa.ArrowException):
+            cast = Cast(pa.nulls(len(array), kind), np.ones(len(array), np.bool_))
+        bad = () if cast.bad is None else np.flatnonzero(cast.bad).tolist()
+        refused |= {rows[at]: cannot_hold(kind, values[rows[at]]) for at in bad}
+        order += rows
+        arrays.append(cast.array)
+    at = np.zeros(len(values), np.int64)
+    at[order] = np.arange(1, len(order) + 1)
+    at[list(refused)] = 0
+    return pa.concat_arrays(arrays).take(pa.array(at))
 
 
 def _matters(kind: Any) -> bool:

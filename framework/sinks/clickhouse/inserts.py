@@ -379,6 +379,8 @@ def _new_fields(
             name, kind = each.name, each.type
             if name in known or (only is not None and name not in only) or not has_values(kind):
                 continue
+            if not _are_named(each):
+                continue  # its rows are refused
             found.setdefault(name, {}).setdefault(kind, each)
             column = part.column(name)
             values[name, kind] += len(column) - column.null_count
@@ -387,3 +389,9 @@ def _new_fields(
         chosen = choose_type({kind: values[name, kind] for kind in kinds}).type
         new.append(kinds.get(chosen, pa.field(name, chosen)).with_type(stored_type(chosen)))
     return new
+
+
+def _are_named(field: pa.Field[Any]) -> bool:
+    """Return whether a column and all fields in it have names: ClickHouse has no empty ones."""
+    inside = (field.type.field(at) for at in range(field.type.num_fields))
+    return bool(field.name) and all(map(_are_named, inside))

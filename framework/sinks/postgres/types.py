@@ -211,7 +211,9 @@ def _cast_values(array: Array, column: PostgresColumn) -> Cast:
         cast = to_text(array)
         if column.kind == "jsonb":
             cast = cast._replace(bad=either(cast.bad, repeated_keys(cast.array)))
-    elif pa.types.is_duration(kind) or (pa.types.is_time(kind) and column.kind == "timetz"):
+    elif (pa.types.is_duration(kind) and column.kind == "interval") or (
+        pa.types.is_time(kind) and column.kind == "timetz"
+    ):
         to = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
         ticks = cut_off(fit(array, to), 6 if column.clock is None else column.clock)
         cast = ticks._replace(array=text_of(ticks.array, POSTGRES))

@@ -384,7 +384,7 @@ def test_a_value_that_never_ends_fails_its_record_and_not_the_process(kind: str)
     mapped = apply(map_, records([b""] * 5))
     assert mapped.offsets.tolist() == [10, 12, 14]
     assert [f.offset for f in mapped.failures] == [11, 13]
-    assert "contains itself, or is nested more than 1,000 levels deep" in mapped.failures[0].reason
+    assert "contains itself, or is nested more than 100 levels deep" in mapped.failures[0].reason
 
 
 def test_text_beside_bytes_inside_of_a_value_is_no_text_that_is_not_utf8() -> None:

@@ -178,6 +178,17 @@ async def test_a_new_field_of_a_nested_object_is_not_written_and_named_once_in_t
     assert [row[0]["city"] for row in found] == [None, None, None, "Bern", None]
 
 
+async def test_a_new_column_with_an_empty_name_in_it_refuses_its_rows(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter
+) -> None:
+    table = create_table(OFFSETS)
+    writer = await open_writer(table, evolve="add")
+    result = await flush(writer, rows(0, 1), rows(1, 1, new=[{"a": [{"": 1}]}]), rows(2, 1, b=[7]))
+    assert poisoned_offsets(result) == [1]
+    assert "has no column new" in reasons(result)[0]
+    assert written(client, table) == [0, 2]
+
+
 async def test_rows_that_do_not_fit_an_evolving_table_are_poison_with_the_reason(
     client: Client, create_table: CreateTable, open_writer: OpenWriter
 ) -> None:

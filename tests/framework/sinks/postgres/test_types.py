@@ -35,3 +35,11 @@ def test_whole_numbers_fit_a_numeric_with_digits() -> None:
     fitted = fit_columns(pa.table({"n": [1, 99_999]}), targets(columns))
     assert [str(value) for value in fitted.kept()["n"].to_pylist()] == ["1.00"]
     assert fitted.refused == {1: "column n (numeric(5,2)) cannot hold 99999"}
+
+
+def test_a_span_is_whole_in_text_and_cut_to_microseconds_in_an_interval() -> None:
+    columns = [PostgresColumn("t", "text", "text"), PostgresColumn("i", "interval", "interval")]
+    span = pa.array([1_500_000_001], pa.duration("ns"))
+    fitted = fit_columns(pa.table({"t": span, "i": span}), targets(columns))
+    assert fitted.table.to_pylist() == [{"t": "00:00:01.500000001", "i": "00:00:01.500000"}]
+    assert fitted.cut == {"i": 1}

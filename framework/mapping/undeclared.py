@@ -1,0 +1,217 @@
+"""A column of values that a function returned without a declared type: of the type that fits most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, time
+from enum import Enum
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ..columns.column_types import TypeChoice, choose_type, common_type, least_misfits
+from ..columns.kinds import is_nested
+from ..columns.reasons import ZONED_TIME_OF_DAY
+from ..columns.texts import excerpt
+from ..errors import as_exception, reason_of
+from ..record import Header
+from ..values.foreign import are_foreign, plain_foreign
+from ..values.python_columns import convert, to_column
+from ..values.schemas import fields_of, is_row_class
+from .sink_types import ByType, for_sink, hidden_values, number_texts, takes_each_alone
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+_CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
+_MOMENT: Final = pa.timestamp("us", tz="UTC")
+_ZONE: Final = attrgetter("tzinfo")
+_DEEPEST: Final = 100  # levels; the casts of sinks call themselves for each
+_ENDLESS: Final = f"it contains itself, or is nested more than {_DEEPEST} levels deep"
+_WALKER: Final = msgspec.msgpack.Encoder(enc_hook=lambda _: None)
+"""It walks through values, a hundred times faster than Arrow, and stops where they are too deep."""
+
+
+def undeclared(
+    values: list[Any],
+    name: str,
+    refused: dict[int, str],
+    misfits: dict[int, str],
+    sink_type: pa.DataType | None,
+) -> pa.Array[Any]:
+    """Convert values to a column of the type that fits most of them; the others become null.
+
+    Args:
+        name: of the column.
+        refused: gets the reasons of values that do not fit, by row.
+        misfits: the same, of rows for which `name` is in the reason.
+        sink_type: what the sink's column stores; None: it is not known.
+    """
+    column = _column(values, name, refused, misfits, sink_type)
+    if _depth(column.type) <= _DEEPEST:
+        return column
+    deep = {row for row, value in enumerate(values) if _levels(value) > _DEEPEST}
+    refused |= dict.fromkeys(deep, _ENDLESS)
+    kept = [None if row in deep else value for row, value in enumerate(values)]
+    return _column(kept, name, refused, misfits, sink_type)
+
+
+def _depth(kind: Any) -> int:
+    """Return how many levels of lists and objects a type has."""
+    if not is_nested(kind):
+        return 0
+    return 1 + max((_depth(kind.field(at).type) for at in range(kind.num_fields)), default=0)
+
+
+def _levels(value: Any) -> int:
+    """Return how many levels of lists and objects a value has, which does not contain itself."""
+    levels, inside = 0, [value]
+    while inside := [
+        each
+        for some in inside
+        if isinstance(some, Mapping | list | tuple | set | frozenset)
+        for each in (some.values() if isinstance(some, Mapping) else some)
+    ]:
+        levels += 1
+    return levels
+
+
+def _column(
+    values: list[Any],
+    name: str,
+    refused: dict[int, str],
+    misfits: dict[int, str],
+    sink_type: pa.DataType | None,
+) -> pa.Array[Any]:
+    classes = frozenset(map(type, values))
+    if not _CONTAINERS.isdisjoint(classes):
+        values = list(map(_without_headers, _finite(values, refused)))
+    if sink_type is not None and (hidden := hidden_values(name, values, sink_type)):
+        misfits.update(hidden)
+        values = [None if row in hidden else value for row, value in enumerate(values)]
+    if sink_type is not None and (texts := number_texts(values, classes, sink_type)) is not values:
+        return to_column(texts, pa.string(), refused)
+    with suppress(Exception):  # a value may be of any class
+        if classes == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}:
+            return to_column(values, _MOMENT, refused)  # four times as fast
+        column: pa.Array[Any] = pa.array(values)
+        column.validate(full=is_nested(column.type))
+        if not refused and _are_as_they_were(values, classes, column.type):
+            return column
+    values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
+    by_type = _by_type(values, refused)
+    if sink_type is not None and takes_each_alone(sink_type, by_type):
+        return for_sink(by_type, values, sink_type, refused)
+    kind = _choose_type(by_type, values, refused)
+    return to_column(
+        [None if row in refused else value for row, value in enumerate(values)], kind, refused
+    )
+
+
+def _finite(values: list[Any], refused: dict[int, str]) -> list[Any]:
+    """Refuse values that contain themselves, or are nested too deeply: Arrow would end the process."""
+    try:
+        with suppress(ValueError, TypeError, OverflowError):  # other values do not matter here
+            _WALKER.encode(values)
+    except RecursionError:
+        if len(values) == 1:
+            refused[0] = _ENDLESS
+            return [None]
+        middle = len(values) // 2
+        ends: dict[int, str] = {}
+        halves = _finite(values[:middle], refused) + _finite(values[middle:], ends)
+        refused.update({middle + row: reason for row, reason in ends.items()})
+        return halves
+    return values
+
+
+def _without_headers(value: Any) -> Any:
+    """Return the headers of a record as objects: to Arrow they are lists of texts."""
+    if isinstance(value, tuple | list) and any(type(each) is Header for each in value):
+        return [each._asdict() if type(each) is Header else each for each in value]
+    return value
+
+
+def _plain_or_refused(row: int, value: Any, refused: dict[int, str]) -> Any:
+    """Return a value as `_plain`; None if its class raises."""
+    try:
+        return _plain(value)
+    except BaseException as error:  # noqa: BLE001
+        failure = as_exception(error)
+        refused[row] = _ENDLESS if isinstance(failure, RecursionError) else reason_of(failure)
+        return None
+
+
+def _are_as_they_were(values: list[Any], classes: AbstractSet[type], kind: pa.DataType) -> bool:
+    """Return whether Arrow changed no value.
+
+    Beside a time it takes a number for a time, beside numbers a UUID, a boolean or NumPy's for a number; it
+    drops the zone of a time of day, and of a point in time beside one without.
+    """
+    if are_foreign(classes, kind):
+        return False
+    if pa.types.is_temporal(kind):
+        return len(classes - {type(None)}) <= 1 and not (
+            getattr(kind, "tz", None) is None and any(map(_has_zone, values))
+        )
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        known = classes - {type(None)}
+        return len(known) <= 1 or known <= {int, float}
+    return True
+
+
+def _has_zone(value: Any) -> bool:
+    return getattr(value, "tzinfo", None) is not None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that Arrow has a type for: Enums by their values, objects of row classes as dicts."""
+    if isinstance(value, np.integer | np.floating) and not isinstance(value, np.timedelta64):
+        return value.item()
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    return _plain(fields_of(value)) if is_row_class(type(value)) else plain_foreign(value)
+
+
+def _by_type(values: list[Any], refused: dict[int, str]) -> ByType:
+    """Convert values; `refused` gets those that no type fits."""
+    rows_of_class: dict[Any, list[int]] = {}
+    for row, value in enumerate(values):
+        if isinstance(value, time) and _has_zone(value):
+            refused[row] = f"{excerpt(value)}: {ZONED_TIME_OF_DAY}"
+        elif value is not None:
+            rows_of_class.setdefault((type(value), _has_zone(value)), []).append(row)
+    found: ByType = {}
+    for rows in rows_of_class.values():
+        parts = list(convert(values, rows, None, refused))
+        if len(parts) > 1:
+            # A part's type depends on its neighbours, so each value votes with its own type.
+            parts = [([row], pa.array([values[row]])) for some, _ in parts for row in some]
+        for some, array in parts:
+            of_type, arrays = found.setdefault(array.type, ([], []))
+            of_type.extend(some)
+            arrays.append(array)
+    return found
+
+
+def _choose_type(by_type: ByType, values: list[Any], refused: dict[int, str]) -> pa.DataType:
+    """Choose the type that fits most values; `refused` gets those that it does not fit."""
+    choice = choose_type({kind: len(rows) for kind, (rows, _) in by_type.items()})
+    for kind, (rows, _) in by_type.items():
+        if kind in choice.fits:
+            continue
+        wider = common_type(choice.type, kind)
+        if wider is not None:
+            choice = TypeChoice(wider, choice.fits | {kind})
+            continue
+        reason = f"is {kind}, but most values are {choice.type}"
+        refused.update({row: f"{excerpt(values[row])} {reason}" for row in rows})
+    return least_misfits({kind: by_type[kind][1] for kind in choice.fits}, choice.type)
