@@ -115,7 +115,8 @@ def for_sink(
     at = np.zeros(len(values), np.int64)
     at[order] = np.arange(1, len(order) + 1)
     at[list(refused)] = 0
-    return pa.concat_arrays(arrays).take(pa.array(at))
+    column: pa.Array[Any] = pa.concat_arrays(arrays).take(pa.array(at))
+    return column
 
 
 def _matters(kind: Any) -> bool:

@@ -391,7 +391,7 @@ def _new_fields(
     return new
 
 
-def _are_named(field: pa.Field[Any]) -> bool:
+def _are_named(field: pa.Field[pa.DataType]) -> bool:
     """Return whether a column and all fields in it have names: ClickHouse has no empty ones."""
     inside = (field.type.field(at) for at in range(field.type.num_fields))
     return bool(field.name) and all(map(_are_named, inside))
