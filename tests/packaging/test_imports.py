@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import subprocess
 import sys
@@ -100,6 +101,17 @@ def test_no_heavy_library_is_loaded(program: str, tmp_path: Path) -> None:
     loaded = f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     done = run(f"{program}\n{loaded}", tmp_path)
     assert done.stderr == "[]\n"
+
+
+def test_the_broker_s_apis_name_nothing_of_its_server_in_annotations_either() -> None:
+    named = {
+        f"{file.name}: {node.module}"
+        for file in (ROOT / "broker" / "apis").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.level
+        if node.module.partition(".")[0] in ("server", "operations", "cli")
+    }
+    assert not named  # contracts of import-linter leave out imports for type checkers
 
 
 def test_an_engine_loads_an_http_server_only_for_a_port(tmp_path: Path) -> None:
