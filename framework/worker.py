@@ -37,7 +37,7 @@ from .service.deadline import Deadline, end_shields
 from .service.notify import ServiceState, notifying
 from .service.process import freeze_modules, keep_freed_memory
 from .service.process_end import ExitCode, ProcessEnd, exit_now
-from .sinks.kafka.writer import DeadLetterWriter
+from .sinks.kafka.letter_writer import DeadLetterWriter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -16,7 +16,8 @@ from ..kafka.reading import read_topic
 from ..record import OFFSET_COLUMNS, TopicPartition
 from ..sinks.clickhouse.client import connect
 from ..sinks.clickhouse.writer import ClickHouseWriter
-from ..sinks.kafka.writer import DeadLetterWriter, KafkaWriter
+from ..sinks.kafka.letter_writer import DeadLetterWriter
+from ..sinks.kafka.writer import KafkaWriter
 from ..sinks.offset_tables import NotCounted, TableNotMade, offset_table
 from ..sinks.parquet.writer import ParquetWriter
 

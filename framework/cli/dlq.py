@@ -34,7 +34,7 @@ from ..mapping.functions import map_batch
 from ..observe.logs import setup_logs
 from ..record import TopicPartition
 from ..settings import CLUSTER, WORKER, ClusterSettings, LogSettings, Settings
-from ..sinks.kafka.writer import RecordWriter
+from ..sinks.kafka.letter_writer import RecordWriter
 from ..strategy import Strategy
 from .offsets import milliseconds
 from .output import plain_console, print_json, visible

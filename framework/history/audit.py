@@ -24,7 +24,7 @@ from ..kafka.reading import RecordSelection, read_topic
 from ..peeking import map_batches
 from ..record import Range
 from ..service.threads import run_in_thread
-from ..sinks.kafka.writer import DeadLetterWriter
+from ..sinks.kafka.letter_writer import DeadLetterWriter
 from ..sinks.offset_tables import NoTable, NotCounted, OffsetTable, TableNotMade, offset_table
 from ..tagged_rows import rows_by_branch
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..reducers.sink import Sink as Sink
     from .clickhouse.spark.clickhouse_source import ClickHouseSource as ClickHouseSource
     from .clickhouse.writer import ClickHouseWriter as ClickHouseWriter
-    from .kafka.writer import DeadLetterWriter as DeadLetterWriter
+    from .kafka.letter_writer import DeadLetterWriter as DeadLetterWriter
     from .kafka.writer import KafkaWriter as KafkaWriter
     from .parquet.writer import ParquetWriter as ParquetWriter
     from .planning import RangeRows as RangeRows

@@ -1,9 +1,8 @@
-"""KafkaWriter and DeadLetterWriter, against the broker of this process."""
+"""KafkaWriter, against the broker of this process."""
 
 from __future__ import annotations
 
 import pickle
-import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,10 +12,9 @@ from anyio.to_thread import run_sync
 
 from kmr import Avro, Registry
 from kmr.broker import Broker, BrokerSettings
-from kmr.delivery.failures import FAILED_SCHEMA
 from kmr.errors import StrategyError
 from kmr.reducers.reducer import Retry
-from kmr.sinks.kafka.writer import DeadLetterWriter, KafkaWriter
+from kmr.sinks.kafka.writer import KafkaWriter
 
 from ...flushes import Flushed, outcome
 from .topics import TOPIC, consumed, context, create, flushed, opened, rows_of
@@ -176,87 +174,6 @@ async def test_a_missing_column_is_named(broker: Broker) -> None:
             await outcome(writer)
 
 
-async def test_a_dead_letter_is_the_unchanged_record_with_the_reason(broker: Broker) -> None:
-    await create(broker)
-    failed = {
-        "key": b"UA",
-        "value": b"\xff not json",
-        "topic": "flights",
-        "partition": 3,
-        "offset": 41,
-        "timestamp": 1_700_000_000_123_000,
-        "timestampType": 0,
-        "headers": [{"key": "trace", "value": b"t"}, {"key": "trace", "value": None}],
-        "reason": "ValueError: no json",
-        "stage": "map",
-        "attempt": 1,
-    }
-    bare = failed | {"key": None, "value": None, "headers": None, "offset": 42}
-    table = pa.Table.from_pylist([failed, bare], schema=FAILED_SCHEMA)
-    async with opened(broker, DeadLetterWriter(TOPIC)) as writer:
-        writer.add(rows_of(table, first=41))
-        await flushed(writer)
-    first, second = await consumed(broker)
-    assert (first.key, first.value) == (b"UA", b"\xff not json")
-    assert first.headers == (
-        ("trace", b"t"),
-        ("trace", None),
-        ("kmr.topic", b"flights"),
-        ("kmr.partition", b"3"),
-        ("kmr.offset", b"41"),
-        ("kmr.timestamp", b"1700000000123"),
-        ("kmr.group", b"g"),
-        ("kmr.stage", b"map"),
-        ("kmr.reason", b"ValueError: no json"),
-        ("kmr.attempt", b"1"),
-    )
-    assert (second.key, second.value) == (None, None)
-    assert dict(second.headers)["kmr.offset"] == b"42"
-
-
-@pytest.mark.parametrize("kind", [KafkaWriter, DeadLetterWriter])
-@pytest.mark.parametrize("compression", [None, "gzip"])
-async def test_a_failed_record_that_is_too_large_for_the_topic_is_written_without_its_contents(
-    broker: Broker, kind: type[KafkaWriter], compression: Any
-) -> None:
-    await create(broker, max_message_bytes="4000")
-    large = random.Random(1).randbytes(5_000)
-    failed = {
-        "topic": "flights",
-        "partition": 3,
-        "timestamp": 2**60,
-        "reason": "ValueError: no json",
-        "stage": "map",
-        "attempt": 1,
-    }
-    records = [
-        {"offset": 41, "value": b"a"},
-        {"offset": 42, "key": b"UA", "value": large, "headers": [{"key": "h", "value": large}]},
-        {"offset": 43, "value": b"b"},
-        {"offset": 44, "value": b"c", "reason": "x" * 50_000, "traceback": "y" * 2_000},
-    ]
-    table = pa.Table.from_pylist([failed | each for each in records], schema=FAILED_SCHEMA)
-    writer = kind(TOPIC, compression=compression)
-    async with opened(broker, writer, "reduce-err") as writer:
-        writer.add(rows_of(table, first=41))
-        assert await flushed(writer) == Flushed()
-    letters = {
-        number: letter
-        for letter in await consumed(broker)
-        for number in range(41, 45)
-        if dict(letter.headers).get("kmr.offset") == b"%d" % number
-        or b'"offset":%d,' % number in (letter.value or b"")
-    }
-    assert sorted(letters) == [41, 42, 43, 44]
-    lost = b"key of 2 bytes, value of 5,000 bytes, 1 headers"
-    if kind is DeadLetterWriter:
-        assert letters[41].value == b"a"
-        assert letters[42].value is None
-        assert dict(letters[42].headers)["kmr.not-stored"] == lost
-    else:
-        assert lost in (letters[42].value or b"")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -279,15 +196,9 @@ def test_invalid_arguments_are_refused(options: dict[str, Any], message: str) ->
         KafkaWriter(**{"topic": TOPIC, **options})
 
 
-def test_a_dead_letter_cannot_have_another_value() -> None:
-    with pytest.raises(StrategyError, match="value is that of the failed record"):
-        DeadLetterWriter(TOPIC, value="v")  # type: ignore[call-arg]
-
-
 def test_writers_can_be_pickled() -> None:
     writer = pickle.loads(pickle.dumps(KafkaWriter(TOPIC, key="k", max_rows=5)))
     assert (writer.topic, writer.key, writer.max_rows) == (TOPIC, "k", 5)
-    assert pickle.loads(pickle.dumps(DeadLetterWriter(TOPIC))).max_age == 1.0
 
 
 async def test_changes_are_keyed_records_and_tombstones(broker: Broker) -> None:
