@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from .results import MapResult, from_rows, kept_records, same_keys, typed_table
+from .results import (
+    MapResult,
+    from_rows,
+    kept_records,
+    refuse_nulls,
+    same_keys,
+    typed_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,4 +75,5 @@ class GatheredRows:
             rows = self._values or self._rows
             return from_rows(None, rows, numbers, failures, self._sink_types)
         table = pa.concat_tables(self._tables).combine_chunks()
+        refuse_nulls(table, self._misfits)
         return kept_records(table, numbers, self._misfits, failures)

@@ -107,6 +107,7 @@ def from_rows(
     misfits: dict[int, str] = {}
     if schema is not None and isinstance(rows, list):
         table = typed_table(schema, rows, misfits, alike=alike)
+        refuse_nulls(table, misfits)
         return kept_records(table, np.array(offsets, dtype=np.int64), misfits, failures)
     values = rows if isinstance(rows, dict) else _values_of(rows, misfits)
     table = pa.table(
@@ -127,6 +128,8 @@ def typed_table(
     schema: RowType | pa.Schema, rows: list[Any], misfits: dict[int, str], *, alike: bool = False
 ) -> pa.Table:
     """Convert rows to declared columns; values that do not fit become null, and get a reason in `misfits`.
+
+    Call `refuse_nulls` for the columns that are not nullable.
 
     Args:
         alike: as that of `from_rows`.
@@ -151,7 +154,6 @@ def typed_table(
             {name: _column(some, name, kinds[name], misfits) for name, some in values.items()},
             schema=schema,
         )
-    _refuse_nulls(table, misfits)
     return table
 
 
@@ -183,7 +185,7 @@ def _dicts(rows: list[Any]) -> list[Mapping[str, Any]]:
     return [row if isinstance(row, Mapping) else fields_of(row) for row in rows]
 
 
-def _refuse_nulls(table: pa.Table, misfits: dict[int, str]) -> None:
+def refuse_nulls(table: pa.Table, misfits: dict[int, str]) -> None:
     """Give a reason to each row that has a null in a column that is not nullable."""
     for field, column in zip(table.schema, table.columns, strict=True):
         if not field.nullable and (null := null_rows(whole(column))) is not None:

@@ -46,7 +46,7 @@ def changed(values: list[Any], kind: Any) -> dict[int, str]:
     if Decimal in classes and (finer := _finer(values, kind)):
         others = [None if row in finer else each for row, each in enumerate(values)]
         return {row: cannot_hold(kind, values[row]) for row in finer} | changed(others, kind)
-    if any(is_kind(kind) and classes <= set(safe) for is_kind, safe in _SAFE):
+    if classes <= _safe(kind):
         return {}
     if _types.is_dictionary(kind):
         return changed(values, kind.value_type)
@@ -79,6 +79,12 @@ def changed(values: list[Any], kind: Any) -> dict[int, str]:
             rows = (np.flatnonzero(_misfits(array, kind)) + first).tolist()
             refused |= {row: cannot_hold(kind, values[row]) for row in rows}
     return refused
+
+
+@lru_cache(maxsize=256)
+def _safe(kind: pa.DataType) -> frozenset[type]:
+    """Return the classes of values that Arrow converts to a type as they are, or not at all."""
+    return frozenset(cls for is_kind, classes in _SAFE if is_kind(kind) for cls in classes)
 
 
 def _finer(values: list[Any], kind: Any) -> set[int]:
