@@ -6,7 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import structlog
@@ -132,6 +132,7 @@ class Inserter:
     require_taken: Callable[[RangeRows, Mapping[int, str]], None] = lambda _insert, _refused: None
     _outcomes: dict[str, _SectionOutcome | Answer] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
+    _refused_columns: set[str] = field(default_factory=set)
 
     async def write(self, insert: RangeRows) -> Mapping[int, str]:
         """Write an insert; return the numbers of rows that the table cannot store, with the reasons.
@@ -286,15 +287,42 @@ class Inserter:
 
     async def _add_columns(self, parts: Sequence[pa.Table], layout: TableLayout) -> None:
         """Add the columns that the table lacks. Another process may do the same at the same time."""
-        if not _new_fields(parts, self.table, self.columns):
+        if not self._without_refused(_new_fields(parts, self.table, self.columns)):
             return
         fields = _new_fields(parts, await self._reread(), self.columns)
-        if not fields:
+        if not (fields := self._without_refused(fields)):
             return
-        statement = add_columns(self.table.identifier, fields, layout)
+        try:
+            await self._alter(add_columns(self.table.identifier, fields, layout))
+        except Exception as error:
+            if of_clickhouse(error).kind != "rows":
+                raise
+            for field in fields:
+                await self._add_if_possible(field, layout)
+        await self._reread()
+
+    async def _add_if_possible(self, field: pa.Field[Any], layout: TableLayout) -> None:
+        """Add a column; if the server refuses it, rows with values of it are refused from now on."""
+        try:
+            await self._alter(add_columns(self.table.identifier, [field], layout))
+        except Exception as error:
+            answer = of_clickhouse(error)
+            if answer.kind != "rows":
+                raise
+            self._refused_columns.add(field.name)
+            _log.warning(
+                "a column cannot be added: rows that have it are refused",
+                table=str(self.table),
+                column=field.name,
+                reason=answer.reason,
+            )
+
+    async def _alter(self, statement: str) -> None:
         await self.connection.execute(statement, _ALTER_SETTINGS)
         _log.info("columns added to the table", table=str(self.table), statement=statement)
-        await self._reread()
+
+    def _without_refused(self, fields: Sequence[pa.Field[Any]]) -> list[pa.Field[Any]]:
+        return [each for each in fields if each.name not in self._refused_columns]
 
     async def _send(
         self, section: Section, block: Block, table: ClickHouseTable, *, last: bool
@@ -391,7 +419,7 @@ def _new_fields(
     return new
 
 
-def _are_named(field: pa.Field[pa.DataType]) -> bool:
-    """Return whether a column and all fields in it have names: ClickHouse has no empty ones."""
+def _are_named(field: pa.Field[Any]) -> bool:
+    """Return whether ClickHouse has the names of a column and its fields."""
     inside = (field.type.field(at) for at in range(field.type.num_fields))
-    return bool(field.name) and all(map(_are_named, inside))
+    return bool(field.name) and min(field.name) >= " " and all(map(_are_named, inside))

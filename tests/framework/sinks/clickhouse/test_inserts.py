@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -21,7 +22,6 @@ from ...flushes import Flushed, outcome
 from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows, written
 
 if TYPE_CHECKING:
-    import pytest
     from clickhouse_connect.driver.client import Client
 
     from kmr.record import Rows
@@ -178,12 +178,15 @@ async def test_a_new_field_of_a_nested_object_is_not_written_and_named_once_in_t
     assert [row[0]["city"] for row in found] == [None, None, None, "Bern", None]
 
 
-async def test_a_new_column_with_an_empty_name_in_it_refuses_its_rows(
-    client: Client, create_table: CreateTable, open_writer: OpenWriter
+@pytest.mark.parametrize("name", ["", "a\nb", "null"])
+async def test_a_new_column_with_a_name_in_it_that_clickhouse_lacks_refuses_its_rows(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter, name: str
 ) -> None:
     table = create_table(OFFSETS)
     writer = await open_writer(table, evolve="add")
-    result = await flush(writer, rows(0, 1), rows(1, 1, new=[{"a": [{"": 1}]}]), rows(2, 1, b=[7]))
+    result = await flush(
+        writer, rows(0, 1), rows(1, 1, new=[{"a": [{name: 1}]}]), rows(2, 1, b=[7])
+    )
     assert poisoned_offsets(result) == [1]
     assert "has no column new" in reasons(result)[0]
     assert written(client, table) == [0, 2]
