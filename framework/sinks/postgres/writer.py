@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Unpack
@@ -15,21 +14,19 @@ import structlog
 
 from ...config.schema import parse_duration
 from ...errors import KmrError, SinkError, StrategyError
-from ...record import filled
-from ...reducers.finding import Finding, compare_clocks
 from ...reducers.reducer import Retry
-from ...reducers.sink import declared_columns
 from ...service.threads import run_in_thread
-from ..answers import of_postgres, one_line
+from ..answers import of_postgres
 from ..changes import Applied, Changes
-from ..choosing import choose, schema_to_create
+from ..choosing import choose
 from ..planning import divided, together
 from ..ranges import RangeWriter
 from .connection import Pool
-from .copying import Copying, ServerAnswer, check_key, delete_ended, deleting, upserting
+from .copying import Copying, ServerAnswer, delete_ended, deleting, upserting
 from .pace import Pace
+from .preparing import WriterTables
 from .ranges import RangeEntry, Ranges, TableMoved
-from .table import TableName, create_table, quote, read_table
+from .table import TableName, read_table
 from .types import targets
 
 if TYPE_CHECKING:
@@ -37,6 +34,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from ...columns.fitted import Fitted
+    from ...reducers.finding import Finding
     from ...reducers.reducer import Context, Limits
     from ..choosing import ExtraColumns
     from ..planning import RangeRows
@@ -50,15 +48,10 @@ if TYPE_CHECKING:
 _JOINED_ROWS: Final = 100_000  # of a range that is written in one transaction with others
 _LOCKED: Final = 0.8  # of the timeout, that a statement may wait for a lock
 _GRACE: Final = 5.0  # seconds that the server has to end a transaction itself
-_RANGES_NEED: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _IN_ORDER: Final = (
     "PostgresWriter(changes=True) applies changes in their order: it needs delivery='exactly-once' in the "
     "worker. On Spark use ClickHouseWriter(changes=True), whose rows have versions, or write change rows"
 )
-_SERVER: Final = "SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())"
-_MAY_CREATE: Final = """
-SELECT has_schema_privilege(name, 'CREATE'), name, current_user
-FROM (SELECT coalesce(nullif(%s, ''), current_schema()) AS name) AS wanted"""
 _LIMITS: Final = """
 SELECT set_config('statement_timeout', %(ms)s, true),
        set_config('lock_timeout', %(wait)s, true),
@@ -196,14 +189,8 @@ class PostgresWriter(RangeWriter):
         await pool.wait(self.connect_timeout)
         try:
             async with pool.connection() as connection:
-                self._found = await self._read_or_create(connection, context)
-                await self._require(connection, self._name, *self._needs)
-                if self._changes is not None:
-                    await check_key(connection, self._name, self._changes.key)
-                ranges = self._ranges
-                if await read_table(connection, ranges.name) is None:
-                    await self._make(connection, ranges.create_statement())
-                await self._require(connection, ranges.name, *_RANGES_NEED)
+                tables = WriterTables(self, self._changes, connection, context)
+                self._found = await tables.prepare()
         except KmrError:
             await pool.close()
             raise
@@ -223,71 +210,13 @@ class PostgresWriter(RangeWriter):
         await pool.wait(self.connect_timeout)
         try:
             async with pool.connection() as connection:
-                return await self._examine(connection, context)
+                return await WriterTables(self, self._changes, connection, context).examine()
         except KmrError:
             raise
         except Exception as error:
             raise SinkError(f"{pool}: cannot read {self}: {of_postgres(error).reason}") from error
         finally:
             await pool.close()
-
-    async def _examine(self, connection: Connection, context: Context) -> list[Finding]:
-        stage, before = context.stage, time.time()
-        answer = await connection.execute(_SERVER)
-        version, now = await answer.fetchone() or ("", 0.0)
-        found = [
-            Finding("ok", stage, f"PostgreSQL {version} answers"),
-            compare_clocks(stage, float(now), before, time.time()),
-        ]
-        table = await read_table(connection, self._name)
-        if table is None:
-            statement = await self._create_statement(context)
-            if not self.create:
-                raise self._missing(statement)
-            found.append(Finding("ok", stage, f"{self} will be created: {one_line(statement)}"))
-        else:
-            await self._require(connection, self._name, *self._needs)
-            if self._changes is not None:
-                await check_key(connection, self._name, self._changes.key)
-            found.append(Finding("ok", stage, f"{self} exists, and may be written to"))
-            declared = await declared_columns(context)
-            if declared is not None:
-                if self._changes is not None:
-                    declared = self._changes.columns(declared)
-                coordinates = filled(declared, table.coordinates(self.columns))
-                declared = pa.schema([*declared, *coordinates])
-                found.append(self._examine_columns(table, declared, stage))
-        ranges = self._ranges
-        has_ranges = await read_table(connection, ranges.name) is not None
-        if has_ranges:
-            await self._require(connection, ranges.name, *_RANGES_NEED)
-        if table is None or not has_ranges:
-            await self._require_create(connection)
-        state = "exists, and may be written to" if has_ranges else "will be created"
-        found.append(Finding("ok", stage, f"{ranges.name} {state}"))
-        return found
-
-    def _examine_columns(self, table: PostgresTable, declared: pa.Schema, stage: str) -> Finding:
-        choice = choose(self, table.columns, declared.names, self.columns, self.extra_columns)
-        fitted = choice.fit(declared.empty_table(), targets(choice.columns))
-        misfit = choice.misfit(declared.names, fitted.general, "which cannot be null")
-        if misfit is not None:
-            return Finding("problem", stage, f"the declared columns do not fit: {misfit}")
-        return Finding("ok", stage, f"the {len(choice.columns)} declared columns fit")
-
-    async def _require_create(self, connection: Connection) -> None:
-        answer = await connection.execute(_MAY_CREATE, (self._name.schema,))
-        granted, schema, user = await answer.fetchone() or (False, "", "")
-        if not granted:
-            raise StrategyError(
-                f"{self}: {user} must not CREATE in the schema {schema}; as its owner run: "
-                f"GRANT CREATE ON SCHEMA {schema} TO {quote(user)}"
-            )
-
-    @property
-    def _needs(self) -> tuple[str, ...]:
-        """The privileges on the table."""
-        return ("INSERT",) if self._changes is None else ("SELECT", "INSERT", "UPDATE", "DELETE")
 
     @property
     def _name(self) -> TableName:
@@ -296,62 +225,6 @@ class PostgresWriter(RangeWriter):
     @property
     def _ranges(self) -> Ranges:
         return Ranges(self._name.beside("kmr_ranges"))
-
-    async def _read_or_create(self, connection: Connection, context: Context) -> PostgresTable:
-        found = await read_table(connection, self._name)
-        if found is not None:
-            return found
-        statement = await self._create_statement(context)
-        if not self.create:
-            raise self._missing(statement)
-        await self._make(connection, statement)
-        found = await read_table(connection, self._name)
-        if found is None:
-            raise SinkError(f"{self} is gone, though it was just created")
-        return found
-
-    def _missing(self, statement: str) -> StrategyError:
-        return StrategyError(
-            f"There is no {self}. Create it, or set create=True: {one_line(statement)}"
-        )
-
-    async def _create_statement(self, context: Context) -> str:
-        declared = await declared_columns(context)
-        schema = schema_to_create(self.table, self.create, declared, self._changes, self.columns)
-        if schema is None:
-            raise StrategyError(
-                f"There is no {self}, and the columns of its rows are not declared. Create it, or declare "
-                "them with Strategy(value=Json(Hit)), the map's return annotation (-> Hit), "
-                "@map_record(schema=...) or PostgresWriter(create=pa.schema(...))"
-            )
-        return create_table(self._name, schema, () if self._changes is None else self._changes.key)
-
-    async def _make(self, connection: Connection, statement: str) -> None:
-        """Create a table. Another process may do the same at the same time."""
-        try:
-            async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock(hashtext('kmr'))")
-                await connection.execute(statement.encode())
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise StrategyError(
-                f"{self}: {one_line(str(error))}. Grant CREATE on its schema, or have its owner run: "
-                f"{' '.join(statement.split())}"
-            ) from error
-        _log.info("table created", statement=" ".join(statement.split()))
-
-    async def _require(self, connection: Connection, name: TableName, *privileges: str) -> None:
-        """Raise StrategyError unless the user has these privileges on a table."""
-        for privilege in privileges:
-            answer = await connection.execute(
-                "SELECT has_table_privilege(to_regclass(%s), %s), current_user",
-                (str(name), privilege),
-            )
-            granted, user = await answer.fetchone() or (False, "")
-            if not granted:
-                raise StrategyError(
-                    f"{self}: {user} must not {privilege} in {name}; as its owner run: "
-                    f"GRANT {', '.join(privileges)} ON {name} TO {quote(user)}"
-                )
 
     async def close(self) -> None:
         """Disconnect."""
