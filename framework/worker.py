@@ -26,7 +26,7 @@ from .kafka.subscription import Subscription
 from .observe.backfill import BackfillWatch
 from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
-from .observe.progress import CatchUp, DrainTime, ProgressLog
+from .observe.progress import CatchUp, Pace, ProgressLog
 from .observe.status import PartitionStatus, WorkerStatus
 from .observe.tracing import telemetry
 from .observe.waits import WaitLog
@@ -384,7 +384,7 @@ class Worker:
         progress = ProgressLog(
             self._settings.session_timeout, self._settings.rebalance_timeout, anyio.current_time()
         )
-        drain, waits = DrainTime(), WaitLog()
+        pace, waits = Pace(), WaitLog()
         catch_up = CatchUp() if self._settings.until_caught_up else None
         while True:
             seconds = len(self._pipeline.intake.inboxes) / _OBSERVED_PER_SECOND
@@ -401,7 +401,9 @@ class Worker:
             self.metrics.observe_retries(status.stages)
             progress.note(status, now)
             waits.note(status.stages, self._pipeline.intake.waited)
-            self.metrics.drain_seconds.set(drain.seconds(status, now))
+            pace.note(status.settled, now)
+            lag = sum(partition.lag or 0 for partition in status.partitions)
+            self.metrics.drain_seconds.set(pace.seconds_left(lag))
             if catch_up is not None and catch_up.is_reached(status):
                 self.shutdown("caught up")
             if status.live != live:

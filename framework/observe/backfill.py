@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from ..delivery.announcement import history_group, history_of, read_up_to
 from ..errors import ConsumerError
 from ..kafka.admin import NotAllowed, connect_admin
 from ..service.deadline import shield
+from .progress import Pace
 from .status import BackfillPartition, BackfillStatus
 
 if TYPE_CHECKING:
@@ -25,46 +25,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_WINDOW: Final = 60.0  # seconds, of which the rate is
 _INTERVAL: Final = 10.0  # seconds between looks
 _MOST: Final = 16  # partitions in a line of the log
-
-
-class Pace:
-    """The rate of a backfill, and the time that is left.
-
-    Args:
-        total: offsets of the whole history.
-    """
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self._moments: deque[tuple[float, int]] = deque()
-
-    def note(self, done: int, now: float) -> None:
-        """Note how many offsets are done now."""
-        self._moments.append((now, done))
-        while now - self._moments[0][0] > _WINDOW:
-            self._moments.popleft()
-
-    @property
-    def done(self) -> int:
-        """Offsets that were done at the last moment."""
-        return self._moments[-1][1] if self._moments else 0
-
-    @property
-    def rate(self) -> float:
-        """Offsets a second in the last minute."""
-        if len(self._moments) < 2:
-            return 0.0
-        (begun, before), (now, done) = self._moments[0], self._moments[-1]
-        return max(0, done - before) / max(now - begun, 1e-9)
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until the end at this rate; infinite while nothing moves."""
-        left = self.total - self.done
-        return left / self.rate if self.rate else (math.inf if left else 0.0)
 
 
 class BackfillWatch:
@@ -84,7 +46,7 @@ class BackfillWatch:
         self._config = config
         self._group = history_group(group)
         self._report = report
-        self._pace: Pace | None = None
+        self._pace = Pace()
 
     async def run(self) -> None:
         """Look at the committed offsets of the backfill; return when it is done, or there is none."""
@@ -114,10 +76,8 @@ class BackfillWatch:
         if not parts:
             return False
         total, done = sum(each.offsets for each in parts), sum(each.done for each in parts)
-        if self._pace is None:
-            self._pace = Pace(total)
         self._pace.note(done, now)
-        left = self._pace.seconds_left
+        left = self._pace.seconds_left(total - done)
         self.status = BackfillStatus(
             self._group,
             total,

@@ -117,23 +117,31 @@ class ProgressLog:
         self._since, self._settled = now, status.settled
 
 
-class DrainTime:
-    """How long the lag takes to settle, at the rate of the last minute."""
+class Pace:
+    """The rate of the last minute, and the time until the rest is done at it."""
 
     def __init__(self) -> None:
-        self._settled: deque[tuple[float, int]] = deque()
+        self._moments: deque[tuple[float, int]] = deque()
 
-    def seconds(self, status: WorkerStatus, now: float) -> float:
-        """Return the seconds: 0 without a lag, infinite if nothing was settled. Call it every second."""
-        settled = self._settled
-        settled.append((now, status.settled))
-        while now - settled[0][0] > _INTERVAL:
-            settled.popleft()
-        lag = sum(partition.lag or 0 for partition in status.partitions)
-        first, before = settled[0]
-        if lag and status.settled > before:
-            return lag * (now - first) / (status.settled - before)
-        return math.inf if lag else 0.0
+    def note(self, done: int, now: float) -> None:
+        """Note how many are done now."""
+        self._moments.append((now, done))
+        while now - self._moments[0][0] > _INTERVAL:
+            self._moments.popleft()
+
+    @property
+    def rate(self) -> float:
+        """How many a second."""
+        if len(self._moments) < 2:
+            return 0.0
+        (begun, before), (now, done) = self._moments[0], self._moments[-1]
+        return max(0, done - before) / max(now - begun, 1e-9)
+
+    def seconds_left(self, left: int) -> float:
+        """Return the seconds until so many more are done; infinite while nothing moves."""
+        if not left:
+            return 0.0
+        return left / self.rate if self.rate else math.inf
 
 
 class CatchUp:

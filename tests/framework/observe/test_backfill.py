@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import anyio
-import pytest
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
@@ -15,12 +13,14 @@ from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import ConnectionConfig
 from kmr.kafka.consumer import CommitOffset
 from kmr.observe import backfill
-from kmr.observe.backfill import BackfillWatch, Pace, log_progress
+from kmr.observe.backfill import BackfillWatch, log_progress
 from kmr.observe.metrics import Metrics
 from kmr.observe.status import BackfillPartition, BackfillStatus
 from kmr.record import TopicPartition
 
 if TYPE_CHECKING:
+    import pytest
+
     from kmr.broker import Broker
     from tests.framework.conftest import CreateTopic, Produce
 
@@ -85,16 +85,6 @@ async def test_a_broker_that_does_not_answer_is_asked_again(
         await watch.run()
     assert scope.cancelled_caught
     assert watch.status is None
-
-
-def test_the_rate_is_that_of_the_last_minute() -> None:
-    pace = Pace(10_000)
-    assert math.isinf(pace.seconds_left)
-    for second in range(121):
-        pace.note(second * (10 if second <= 60 else 20) - (0 if second <= 60 else 600), second)
-    assert pace.done == 1800
-    assert pace.rate == pytest.approx(20)
-    assert pace.seconds_left == pytest.approx(410)
 
 
 def test_a_line_of_the_log_names_the_partitions_with_the_most_left_and_none_that_is_done() -> None:

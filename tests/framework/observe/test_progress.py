@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from kmr.observe.progress import CatchUp, DrainTime, ProgressLog
+from kmr.observe.progress import CatchUp, Pace, ProgressLog
 from kmr.observe.status import PartitionStatus, StageStatus, WorkerState, WorkerStatus
 from kmr.settings import Settings
 from kmr.strategy import Strategy
@@ -153,10 +153,15 @@ async def test_a_worker_until_caught_up_drains_and_ends(clock: VirtualClock) -> 
     assert consumer.commits[-1] == {P0: 10}
 
 
-def test_the_time_to_drain_is_the_lag_at_the_rate_of_the_last_minute() -> None:
-    drain = DrainTime()
-    assert drain.seconds(status((0, 100)), 0.0) == float("inf")
-    assert drain.seconds(status((10, 100)), 10.0) == 90
-    assert drain.seconds(status((40, 100)), 70.0) == 120  # 30 in the minute that began at 10
-    assert drain.seconds(status((40, 100)), 140.0) == float("inf")
-    assert drain.seconds(status((100, 100)), 141.0) == 0
+def test_the_time_that_is_left_is_the_rest_at_the_rate_of_the_last_minute() -> None:
+    pace = Pace()
+
+    def left(done: int, now: float) -> float:
+        pace.note(done, now)
+        return pace.seconds_left(100 - done)
+
+    assert left(0, 0.0) == float("inf")
+    assert left(10, 10.0) == 90
+    assert left(40, 70.0) == 120  # 30 in the minute that began at 10
+    assert left(40, 140.0) == float("inf")
+    assert left(100, 141.0) == 0
