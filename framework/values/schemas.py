@@ -129,6 +129,10 @@ class RowType:
         self.columns = columns
         self.info = info
         self.schema = pa.schema([column.field for column in columns])
+        if not columns:
+            raise StrategyError(
+                f"{getattr(source, '__qualname__', 'the schema')} has no fields, so no columns"
+            )
 
     @property
     def is_pydantic(self) -> bool:

@@ -46,7 +46,6 @@ _FEW: Final = 1024  # rows, of which columns of one type are made together
 _MANY: Final = 8  # columns of one type; fewer are made one by one
 _SIMPLE: Final = frozenset({"integer", "float", "double", "boolean", "text", "bytes"})
 _WORD: Final = 64  # bits of a slot
-_LARGEST_SECONDS: Final = 2**63 // 10**6 - 1
 _LARGEST = 2**31 - 1  # bytes of a column of text
 _BLOCK = 32  # bytes that are copied together
 
@@ -383,12 +382,19 @@ def _struct(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad)
 def _instant(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     seconds, nanos = (slots.of(child.first) for child in column.children)
     valid = slots.is_valid(column.first)
-    wrong = valid & ((np.abs(seconds) > _LARGEST_SECONDS) | (nanos < 0) | (nanos >= 10**9))
-    if wrong.any():
-        bad(column, np.flatnonzero(wrong), "the timestamp is out of range")
-        seconds, nanos = np.where(wrong, 0, seconds), np.where(wrong, 0, nanos)
-    micros = np.where(valid, seconds * 10**6 + nanos // 1000, 0)
-    return _fixed_width(slots, column, micros)
+    unit = column.type.unit  # type: ignore[attr-defined]
+    per_second = 10**6 if unit == "us" else 10**9
+    largest = 2**63 // per_second - 1
+    wrong = valid & ((np.abs(seconds) > largest) | (nanos < 0) | (nanos >= 10**9))
+    finer = valid & (nanos % (10**9 // per_second) != 0)
+    for rows, why in ((wrong, f"out of range of {unit}"), (finer & ~wrong, f"finer than {unit}")):
+        for row in np.flatnonzero(rows).tolist():
+            of_row = f"the timestamp of {seconds[row]} s and {nanos[row]} ns is {why}"
+            bad(column, np.array([row]), of_row)
+    wrong |= finer
+    seconds, nanos = np.where(wrong, 0, seconds), np.where(wrong, 0, nanos)
+    ticks = np.where(valid, seconds * per_second + nanos // (10**9 // per_second), 0)
+    return _fixed_width(slots, column, ticks)
 
 
 def _wrapper(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:

@@ -220,7 +220,7 @@ def _fields(cls: type, info: Any, columns: Sequence[SchemaField], depth: int) ->
                 hint,
                 column.kind,
                 column.type,
-                nullable=column.nullable,
+                nullable=column.nullable and not column.left_out,
                 convert=column.convert,
                 depth=depth,
             ),

@@ -2,13 +2,13 @@
 
 A field without presence has its default where a value does not have the field; one with presence is null
 (`optional`, a message, a member of a oneof, proto2). Enums are text. A `google.protobuf.Timestamp` is a
-timestamp in microseconds, a wrapper such as `google.protobuf.Int64Value` a nullable column. A repeated
-field is a list, never null; a map keeps the entries as they were written.
+timestamp in micro- or nanoseconds, a wrapper such as `google.protobuf.Int64Value` a nullable column. A
+repeated field is a list, never null; a map keeps the entries as they were written.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, EnumDescriptor
     from numpy.typing import NDArray
 
+Unit: TypeAlias = Literal["us", "ns"]
+
+_pa: Any = pa
 _F: Final = FieldDescriptor
 _SCALARS: Final[dict[int, tuple[int, Kind, pa.DataType]]] = {
     _F.TYPE_INT64: (kernel.INT64, "integer", pa.int64()),
@@ -51,6 +54,10 @@ TIMESTAMP: Final = "google.protobuf.Timestamp"
 class MessageColumns:
     """The columns of a message type and of those inside it.
 
+    Args:
+        descriptor: of the message type.
+        unit: of the columns of timestamps.
+
     Attributes:
         columns: by name of the field.
         layout: the slots of the columns.
@@ -61,7 +68,8 @@ class MessageColumns:
         StrategyError: a type contains itself, is a group, or is nested too deep.
     """
 
-    def __init__(self, descriptor: Descriptor) -> None:
+    def __init__(self, descriptor: Descriptor, unit: Unit = "us") -> None:
+        self._unit = unit
         self.layout = SlotLayout()
         self.paths: list[str] = []
         self._messages: list[list[int]] = []
@@ -189,7 +197,7 @@ class MessageColumns:
             column.children = list(fields.values())
             name = cast("Descriptor", field.message_type).full_name
             if name == TIMESTAMP:
-                column.kind, column.type = "instant", pa.timestamp("us", "UTC")
+                column.kind, column.type = "instant", _pa.timestamp(self._unit, "UTC")
             elif name in WRAPPERS:
                 column.kind, column.type = "wrapper", column.children[0].type
             else:

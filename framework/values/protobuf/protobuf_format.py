@@ -6,7 +6,7 @@ import base64
 import binascii
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, get_args
 
 import msgspec
 import numpy as np
@@ -34,7 +34,7 @@ from ..registry.framing import (
 from ..registry.registry import PerProcess, RegisteredSchema, Registry, SchemaReference
 from ..value_format import Decoded, ValueFormat
 from . import kernel
-from .messages import TIMESTAMP, WRAPPERS, MessageColumns
+from .messages import TIMESTAMP, WRAPPERS, MessageColumns, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -58,6 +58,8 @@ class Protobuf(ValueFormat):
         registry: the registry, or its URL. Values then begin with a schema id and with the position of the
             message in its file. Writers register that file.
         subject: where writers register it; `TOPIC-value` by default.
+        timestamps: the unit of the columns of `google.protobuf.Timestamp`: microseconds hold all years and
+            refuse a time with more digits; nanoseconds hold the years 1678 to 2261.
 
     Raises:
         StrategyError: there is no such message, or it has no columns.
@@ -69,7 +71,11 @@ class Protobuf(ValueFormat):
         *,
         registry: Registry | str | None = None,
         subject: str | None = None,
+        timestamps: Unit = "us",
     ) -> None:
+        if timestamps not in get_args(Unit):
+            raise StrategyError(f"Protobuf: timestamps must be 'us' or 'ns', not {timestamps!r}")
+        self._unit: Unit = timestamps
         self._registry = Registry(registry) if isinstance(registry, str) else registry
         self._subject = subject
         self._made: PerProcess[_Type] = PerProcess()
@@ -89,7 +95,7 @@ class Protobuf(ValueFormat):
         return f"Protobuf({self._source.name})"
 
     def _type(self) -> _Type:
-        return self._made.get(lambda: _load(self._source))
+        return self._made.get(lambda: _load(self._source, self._unit))
 
     @property
     def schema(self) -> pa.Schema:
@@ -145,9 +151,10 @@ class Protobuf(ValueFormat):
             number = _register(self._registry, subject, type_.descriptor.file)
             first = prefix(number) + message_prefix(type_.path)
         make = GetMessageClass(type_.descriptor)
+        per_second = _PER_SECOND[self._unit]
 
         def encode(row: dict[str, Any]) -> bytes:
-            message: Any = make(**arguments(type_.descriptor, row))
+            message: Any = make(**arguments(type_.descriptor, row, per_second=per_second))
             try:
                 return first + bytes(message.SerializeToString())
             except EncodeError:  # of proto2
@@ -174,9 +181,9 @@ class _Type(NamedTuple):
     path: list[int]
 
 
-def _load(source: GivenType | RegisteredType) -> _Type:
+def _load(source: GivenType | RegisteredType, unit: Unit) -> _Type:
     descriptor = source.load()
-    messages = MessageColumns(descriptor)
+    messages = MessageColumns(descriptor, unit)
     return _Type(descriptor, messages, *messages.tables(), _path(descriptor))
 
 
@@ -204,13 +211,18 @@ def _schema(registry: Registry, file: FileDescriptor) -> RegisteredSchema:
     return RegisteredSchema(text, "PROTOBUF", tuple(references))
 
 
-_FIRST: Final = -62_135_596_800 * 10**6
-_LAST: Final = 253_402_300_800 * 10**6 - 1
-"""Microseconds since 1970 of the years 1 to 9999."""
+_PER_SECOND: Final = {"us": 10**6, "ns": 10**9}
+_YEARS: Final = range(-62_135_596_800, 253_402_300_800)
+"""Seconds since 1970 of the years 1 to 9999."""
 
 
-def arguments(type_: Descriptor, row: dict[str, Any], path: str = "") -> dict[str, Any]:
+def arguments(
+    type_: Descriptor, row: dict[str, Any], path: str = "", *, per_second: int = 10**6
+) -> dict[str, Any]:
     """Return a row as arguments: without nulls, maps as dicts, messages as dicts.
+
+    Args:
+        per_second: the unit of timestamps, which are integers.
 
     Raises:
         DoesNotFit: a map has a key twice, an enum no such value, a list a null.
@@ -235,11 +247,11 @@ def arguments(type_: Descriptor, row: dict[str, Any], path: str = "") -> dict[st
         if message is not None and message.GetOptions().map_entry:
             of_value = message.fields_by_name["value"]
             pairs = dict_of(value, place).items()
-            found[name] = {key: _argument(of_value, each, place) for key, each in pairs}
+            found[name] = {key: _argument(of_value, each, place, per_second) for key, each in pairs}
         elif field.is_repeated:
-            found[name] = [_argument(field, each, place) for each in value]
+            found[name] = [_argument(field, each, place, per_second) for each in value]
         else:
-            found[name] = _argument(field, value, place)
+            found[name] = _argument(field, value, place, per_second)
     return found
 
 
@@ -255,7 +267,7 @@ def _scalars(type_: Descriptor) -> frozenset[str]:
     )
 
 
-def _argument(field: FieldDescriptor, value: Any, path: str) -> Any:
+def _argument(field: FieldDescriptor, value: Any, path: str, per_second: int) -> Any:
     if value is None:
         raise DoesNotFit(f"field {path}: lists and maps cannot hold null")
     enum, message = field.enum_type, field.message_type
@@ -266,10 +278,13 @@ def _argument(field: FieldDescriptor, value: Any, path: str) -> Any:
     if message.full_name in WRAPPERS:
         return {"value": value}
     if message.full_name == TIMESTAMP:
-        if not _FIRST <= value <= _LAST:
-            raise DoesNotFit(f"field {path}: a Timestamp is of the years 1 to 9999, not {value} us")
-        return {"seconds": value // 10**6, "nanos": value % 10**6 * 1000}
-    return arguments(message, value, f"{path}.")
+        seconds, ticks = divmod(value, per_second)
+        if seconds not in _YEARS:
+            raise DoesNotFit(
+                f"field {path}: a Timestamp is of the years 1 to 9999, not {seconds} s"
+            )
+        return {"seconds": seconds, "nanos": ticks * (10**9 // per_second)}
+    return arguments(message, value, f"{path}.", per_second=per_second)
 
 
 WELL_KNOWN: Final = "google/protobuf/"

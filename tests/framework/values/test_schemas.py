@@ -260,3 +260,24 @@ def test_a_pydantic_model_is_read_without_pydantic() -> None:
     assert [each.nullable for each in rows.schema] == [False, True]
     assert rows.schema.types == [pa.int64(), pa.string()]
     assert [each.key for each in rows.columns] == ["a", "B"]
+
+
+def test_a_type_without_fields_has_no_rows_and_is_refused() -> None:
+    class Nothing(msgspec.Struct):
+        pass
+
+    with pytest.raises(StrategyError, match="Nothing has no fields, so no columns"):
+        Json(Nothing)
+    with pytest.raises(StrategyError, match="the schema has no fields"):
+        MessagePack(pa.schema([]))
+
+
+def test_null_for_a_key_that_may_only_be_missing_fails_as_columns_and_as_objects() -> None:
+    class Row(TypedDict):
+        a: int
+        b: NotRequired[str]
+
+    values: pa.BinaryArray = pa.array([b'{"a":1}', b'{"a":1,"b":null}'], pa.binary())
+    expected = {1: "field b: expected str, got null"}
+    assert Json(Row).decode(values).failures == expected
+    assert Json(Row).decode_objects(values).failures == expected

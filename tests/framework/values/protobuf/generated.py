@@ -387,6 +387,8 @@ def _row(message: Any) -> Any:
     if descriptor.full_name == "google.protobuf.Timestamp":
         if not 0 <= message.nanos < 10**9 or abs(message.seconds) > 2**63 // 10**6 - 1:
             raise Unreadable
+        if message.nanos % 1000:
+            raise Unreadable
         return message.seconds * 10**6 + message.nanos // 1000
     if descriptor.full_name in WRAPPERS:
         return _value(descriptor.fields[0], message.value)
