@@ -27,6 +27,7 @@ from ..errors import CommitFenced, ConsumerError
 from ..formats.batch_decoder import BatchDecoder, warm_up
 from ..record import TopicPartition
 from ..service.threads import run_in_thread
+from .admin import explain_refusal, log_offsets
 from .connection import connect, disconnect, reach_broker, require_topics
 from .fetching import BatchFetcher, require_aiokafka
 from .group_offsets import Membership, commit_offsets, fetch_offsets
@@ -281,16 +282,8 @@ class KafkaConsumer:
 
     async def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         self._started()
-        wanted = [aiokafka.TopicPartition(*partition) for partition in partitions]
-        try:
-            with anyio.fail_after(self._config.request_timeout):
-                found = await self._consumer.end_offsets(wanted)
-        except (KafkaError, TimeoutError) as error:
-            raise ConsumerError(
-                f"group {self._config.group}: the brokers do not say where the logs of "
-                f"{', '.join(map(str, partitions))} end: {error}"
-            ) from error
-        return {TopicPartition(*partition): end for partition, end in found.items()}
+        with explain_refusal(f"group {self._config.group}: the ends of the logs", self._config):
+            return await log_offsets(self._consumer, "end", partitions)
 
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
         self._started()

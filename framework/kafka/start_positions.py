@@ -18,6 +18,7 @@ from aiokafka.errors import (
 
 from ..errors import OffsetOutOfRange
 from ..record import TopicPartition
+from .admin import log_offsets
 from .group_offsets import fetch_offsets
 
 if TYPE_CHECKING:
@@ -82,13 +83,12 @@ class StartPositions(NamedTuple):
             await reset_position(consumer, NoOffsetForPartitionError(asked[0]), config, self)
         latest = config.auto_offset_reset == "latest"
         at_end = [p for p in asked if latest and not self.is_new(p)]
-        found: dict[Any, int] = {}
+        at_start = [p for p in asked if p not in at_end]
+        found: dict[TopicPartition, int] = {}
         with suppress(KafkaError, TimeoutError), anyio.fail_after(_RANGE_TIMEOUT):
-            if at_end:
-                found |= await consumer.end_offsets([aiokafka.TopicPartition(*p) for p in at_end])
-            if at_start := [aiokafka.TopicPartition(*p) for p in asked if p not in at_end]:
-                found |= await consumer.beginning_offsets(at_start)
-        return {TopicPartition(*partition): offset for partition, offset in found.items()}
+            found |= await log_offsets(consumer, "end", at_end)
+            found |= await log_offsets(consumer, "beginning", at_start)
+        return found
 
 
 async def reset_position(
@@ -120,7 +120,7 @@ async def reset_position(
     partition, where = TopicPartition(*partition), aiokafka.TopicPartition(*partition)
     if out_of_range and where in consumer.paused():
         return  # a response to a fetch from before the pause; the error comes again after `resume`
-    log = await _log_range(consumer, where) if out_of_range or policy == "error" else None
+    log = await _log_range(consumer, partition) if out_of_range or policy == "error" else None
     described = (
         "the broker does not say which offsets it has"
         if log is None
@@ -163,12 +163,12 @@ async def reset_position(
             await consumer.seek_to_end(where)
 
 
-async def _log_range(consumer: Any, partition: Any) -> tuple[int, int] | None:
+async def _log_range(consumer: Any, partition: TopicPartition) -> tuple[int, int] | None:
     """Return a log's first offset and its end offset; None if the broker does not answer."""
     try:
         with anyio.fail_after(_RANGE_TIMEOUT):
-            first = await consumer.beginning_offsets([partition])
-            end = await consumer.end_offsets([partition])
+            first = await log_offsets(consumer, "beginning", [partition])
+            end = await log_offsets(consumer, "end", [partition])
     except (KafkaError, TimeoutError):
         return None
     return first[partition], end[partition]
