@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import numpy as np
 import pyarrow as pa
 
+from ..columns.kinds import has_values
 from ..errors import StrategyError, as_exception
 from ..frames import check_kind, frame_maker
 from ..lookups.table import NoRow
@@ -490,7 +491,10 @@ def _batch_calls(
 
 
 def schema_of_batch_map(function: Callable[..., Any] | None, spec: MapSpec) -> pa.Schema | None:
-    """Return the columns that a per-batch map makes, by calling it with no rows; None where that fails."""
+    """Return the columns that a per-batch map makes, by calling it with no rows.
+
+    None where that fails, or where a column has no type without values, as one that is made of a list.
+    """
     if function is None or spec.is_async:
         return None
     try:
@@ -498,7 +502,7 @@ def schema_of_batch_map(function: Callable[..., Any] | None, spec: MapSpec) -> p
         columns, _ = columns_of(function, spec.caller(function)(batch))
     except Exception:  # noqa: BLE001  the user's function may raise anything
         return None
-    if columns is None:
+    if columns is None or not all(has_values(field.type) for field in columns.schema):
         return None
     return pa.schema([field for field in columns.schema if field.name != RECORD_OFFSET])
 

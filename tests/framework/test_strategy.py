@@ -13,7 +13,7 @@ from kmr import Aggregate, ErrorLimit, Strategy, TopicMap
 from kmr.delivery.failures import FAILED_SCHEMA
 from kmr.errors import StrategyError
 from kmr.kafka.subscription import Subscription
-from kmr.mapping.functions import map_record
+from kmr.mapping.functions import map_batch, map_record
 from kmr.reducers.collect import Batcher
 from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter
 from kmr.testing import Journal, MemoryWriter
@@ -166,6 +166,16 @@ def test_each_topic_has_its_own_map_and_format() -> None:
         strategy.of_topic("users")
     alone = Strategy(locate, [writer()])
     assert alone.of_topic("users") is alone
+
+
+def test_columns_that_a_batch_map_makes_of_lists_are_not_known_without_rows() -> None:
+    @map_batch
+    def lengths(batch: pa.RecordBatch) -> pa.Table:
+        keys = batch.column("key").to_pylist()
+        return pa.table({"key": batch.column("key"), "length": [len(key) for key in keys]})
+
+    strategy = Strategy(map=lengths, reduce=[MemoryWriter(Journal())])
+    assert strategy.row_schema is None
 
 
 @pytest.mark.parametrize(
