@@ -172,7 +172,7 @@ def test_columns_that_a_batch_map_makes_of_lists_are_not_known_without_rows() ->
     @map_batch
     def lengths(batch: pa.RecordBatch) -> pa.Table:
         keys = batch.column("key").to_pylist()
-        return pa.table({"key": batch.column("key"), "length": [len(key) for key in keys]})
+        return pa.table({"key": batch.column("key"), "length": [len(key or b"") for key in keys]})
 
     strategy = Strategy(map=lengths, reduce=[MemoryWriter(Journal())])
     assert strategy.row_schema is None
