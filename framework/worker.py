@@ -26,7 +26,7 @@ from .kafka.subscription import Subscription
 from .observe.backfill import BackfillWatch
 from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
-from .observe.progress import CatchUp, Pace, ProgressLog
+from .observe.progress import CatchUp, ProgressLog, RecentRate
 from .observe.status import PartitionStatus, WorkerStatus
 from .observe.tracing import telemetry
 from .observe.waits import WaitLog
@@ -384,7 +384,7 @@ class Worker:
         progress = ProgressLog(
             self._settings.session_timeout, self._settings.rebalance_timeout, anyio.current_time()
         )
-        pace, waits = Pace(), WaitLog()
+        pace, waits = RecentRate(), WaitLog()
         catch_up = CatchUp() if self._settings.until_caught_up else None
         while True:
             seconds = len(self._pipeline.intake.inboxes) / _OBSERVED_PER_SECOND

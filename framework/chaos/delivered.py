@@ -14,7 +14,7 @@ from ..errors import SinkError
 from ..kafka.connection import ConnectionConfig
 from ..kafka.reading import read_topic
 from ..record import OFFSET_COLUMNS, TopicPartition
-from ..sinks.clickhouse.client import connect
+from ..sinks.clickhouse.client import URL_VARIABLE, connect
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from ..sinks.kafka.letter_writer import DeadLetterWriter
 from ..sinks.kafka.writer import KafkaWriter
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Counts: TypeAlias = "Counter[tuple[TopicPartition, int]]"
 """By partition and offset of a record: how many rows it has."""
 
-CLICKHOUSE_VARIABLE: Final = "KMR_CLICKHOUSE_URL"
 _ANY: Final = 2**62  # above all offsets
 
 
@@ -168,6 +167,6 @@ def delivered_by(reducer: Reducer | None, partitions: Sequence[TopicPartition]) 
 
 def needs_clickhouse(reducers: Iterable[Reducer | None]) -> bool:
     """Return whether a sink writes to the ClickHouse of the environment, and there is none."""
-    return CLICKHOUSE_VARIABLE not in os.environ and any(
+    return URL_VARIABLE not in os.environ and any(
         isinstance(reducer, ClickHouseWriter) and reducer.url is None for reducer in reducers
     )

@@ -18,8 +18,9 @@ from anyio import to_thread
 from ..errors import KmrError, SettingsError, StrategyError
 from ..memory.window_model import with_offsets
 from ..record import TopicPartition
+from ..sinks.clickhouse.client import URL_VARIABLE
 from .course import Load, ScheduleRun
-from .delivered import CLICKHOUSE_VARIABLE, delivered_by, needs_clickhouse, read_batches
+from .delivered import delivered_by, needs_clickhouse, read_batches
 from .faults import PROCESS_FAULTS, Strike, plan
 from .hurried import STRATEGY_VARIABLE
 from .records import map_all
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from .records import Values
 
 GROUP: Final = "chaos"
-_PASSED_ON: Final = (CLICKHOUSE_VARIABLE, "KMR_POSTGRES_URL")
+_PASSED_ON: Final = (URL_VARIABLE, "KMR_POSTGRES_URL")
 _SESSION_TIMEOUT: Final = "3"
 _WORKER_FLAGS: Final = (
     *("--session-timeout", _SESSION_TIMEOUT, "--heartbeat-interval", "0.3"),
@@ -304,8 +305,8 @@ class _StrategyUnderTest(SystemUnderTest):
                 ready_line="answers on",
             )
             await self.clickhouse.start()
-            os.environ[CLICKHOUSE_VARIABLE] = self._clickhouse_url  # for what counts, too
-            stack.callback(os.environ.pop, CLICKHOUSE_VARIABLE)
+            os.environ[URL_VARIABLE] = self._clickhouse_url  # for what counts, too
+            stack.callback(os.environ.pop, URL_VARIABLE)
         await self.broker.start()
         await self._create_topics()
         await self._require_no_rows()
@@ -386,7 +387,7 @@ class _StrategyUnderTest(SystemUnderTest):
             ready_line="] assigned ",
             waits=False,
             **{name: value for name, value in os.environ.items() if name in _PASSED_ON},
-            **({CLICKHOUSE_VARIABLE: self._clickhouse_url} if self._clickhouse_url else {}),
+            **({URL_VARIABLE: self._clickhouse_url} if self._clickhouse_url else {}),
             **{STRATEGY_VARIABLE: storm.strategy},
         )
         return WorkerUnderTest(service, GROUP)

@@ -13,7 +13,7 @@ from ..delivery.announcement import history_group, history_of, read_up_to
 from ..errors import ConsumerError
 from ..kafka.admin import NotAllowed, connect_admin
 from ..service.deadline import shield
-from .progress import Pace
+from .progress import RecentRate
 from .status import BackfillPartition, BackfillStatus
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class BackfillWatch:
         self._config = config
         self._group = history_group(group)
         self._report = report
-        self._pace = Pace()
+        self._pace = RecentRate()
 
     async def run(self) -> None:
         """Look at the committed offsets of the backfill; return when it is done, or there is none."""

@@ -117,7 +117,7 @@ class ProgressLog:
         self._since, self._settled = now, status.settled
 
 
-class Pace:
+class RecentRate:
     """The rate of the last minute, and the time until the rest is done at it."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from kmr.observe.progress import CatchUp, Pace, ProgressLog
+from kmr.observe.progress import CatchUp, ProgressLog, RecentRate
 from kmr.observe.status import PartitionStatus, StageStatus, WorkerState, WorkerStatus
 from kmr.settings import Settings
 from kmr.strategy import Strategy
@@ -154,7 +154,7 @@ async def test_a_worker_until_caught_up_drains_and_ends(clock: VirtualClock) -> 
 
 
 def test_the_time_that_is_left_is_the_rest_at_the_rate_of_the_last_minute() -> None:
-    pace = Pace()
+    pace = RecentRate()
 
     def left(done: int, now: float) -> float:
         pace.note(done, now)
