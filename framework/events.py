@@ -228,7 +228,7 @@ class EventHandler:
         pipeline.keep_partitions(kept)
         for partition in sorted(before - kept):
             committer.forget(partition)
-            self._forget_metrics(partition)
+            self._metrics.forget_lag(*partition)
         return kept
 
     def _require_committed(self, partition: TopicPartition, committed: CommitOffset | None) -> None:
@@ -291,6 +291,3 @@ class EventHandler:
             )
             return None
         return announcement
-
-    def _forget_metrics(self, partition: TopicPartition) -> None:
-        self._metrics.forget_lag(partition.topic, partition.partition)

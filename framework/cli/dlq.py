@@ -199,7 +199,7 @@ def show(
         pairs = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
         for name, value in pairs:
             if name in HEADERS:
-                shown = _indented(_shown(value, lines=True))
+                shown = _shown(value, lines=True).replace("\n", "\n    ")  # a traceback has several
                 if name == TIMESTAMP and shown.isdecimal():
                     shown = f"{_moment(int(shown))} UTC ({shown})"
                 console.print(f"  {name.removeprefix('kmr.')}: {shown}")
@@ -328,7 +328,10 @@ def replay(
     if not _announce(known, chosen, "replayed", dry_run=dry_run):
         return 0
     target = settings.strategy or new.to
-    strategy = _resending(new.to) if new.action == "resend" else load_strategy(target)
+    if new.action == "resend":
+        strategy = Strategy(map=_as_it_was, reduce=[RecordWriter(new.to)])
+    else:
+        strategy = load_strategy(target)
     if not resume:
         anyio.run(write_pass, config, topic, new)
         known = anyio.run(
@@ -406,10 +409,6 @@ def _announce(known: TopicLetters, chosen: NDArray[np.bool_], done: str, *, dry_
     return count > 0 and not dry_run
 
 
-def _resending(topic: str) -> Strategy:
-    return Strategy(map=_as_it_was, reduce=[RecordWriter(topic)])
-
-
 @map_batch
 def _as_it_was(records: pa.RecordBatch) -> pa.RecordBatch:
     return records
@@ -426,11 +425,6 @@ def _oldest(known: TopicLetters, topic: str, which: LetterFilter) -> str:
     if not len(rows):
         raise ConsumerError(f"{topic} has no open letter that fits; see kmr dlq list {topic}")
     return f"{known.letters.partition[rows[0]]}:{known.letters.offset[rows[0]]}"
-
-
-def _indented(lines: str) -> str:
-    """Indent the lines after the first one; a traceback has several."""
-    return lines.replace("\n", "\n    ")
 
 
 def _moment(milliseconds_: int) -> str:

@@ -34,20 +34,17 @@ def draw(outline: Outline, form: Format) -> str:
     name = "none" if mapped.function is None else mapped.function.rpartition(".")[2]
     per = f"{'async, ' if mapped.is_async else ''}per {mapped.per}"
     what = [mapped.formats(), per if mapped.function is not None else ""]
+    branches = [f"{_short(each.name)} to {each.reducers[-1]}" for each in outline.branches]
     main: list[BoxText] = [
         ("consumer", "polls, pauses, seeks"),
         (f"map {name}", ", ".join(filter(None, what))),
         *([("distinct", "; ".join(outline.distinct))] if outline.distinct else []),
         *(_box(reducer) for reducer in outline.reduce),
-        *([("branches", *branches)] if (branches := _branches(outline)) else []),
+        *([("branches", *branches)] if branches else []),
         ("commit", "the watermark of each partition"),
     ]
     err = None if outline.reduce_err is None else _box(outline.reduce_err)
     return _text(main, err) if form == "text" else _mermaid(main, err)
-
-
-def _branches(outline: Outline) -> list[str]:
-    return [f"{_short(each.name)} to {each.reducers[-1]}" for each in outline.branches]
 
 
 def _short(name: str) -> str:

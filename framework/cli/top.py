@@ -176,7 +176,6 @@ def _summary(view: StatusView) -> Text:
 
 
 def _workers_table(status: WorkerStatus) -> Table:
-    """Make a table with a row for each of several workers."""
     columns = ("Worker", "State", "Up", "Partitions", "Settled", "Restarts", "Problem")
     table = plain_table(*columns, left=("Worker", "State", "Problem"))
     for worker in status.workers:
@@ -194,7 +193,6 @@ def _workers_table(status: WorkerStatus) -> Table:
 
 
 def _tables_table(status: WorkerStatus) -> Table:
-    """Make a table with a row for each look-up table."""
     table = plain_table(
         "Table", "Rows", "Loaded", "Stale", "Problem", left=("Table", "Loaded", "Problem")
     )
@@ -231,7 +229,6 @@ def _failures_table(status: WorkerStatus, now: float) -> Table:
 
 
 def _stages_table(status: WorkerStatus) -> Table:
-    """Make a table with a row for each stage."""
     columns = ("Stage", "Activity", "For", "Queued", "Rows", "Bytes", "Reason")
     table = plain_table(*columns, left=("Stage", "Activity", "Reason"))
     for stage in status.stages:
@@ -248,7 +245,6 @@ def _stages_table(status: WorkerStatus) -> Table:
 
 
 def _partitions_table(status: WorkerStatus) -> Table:
-    """Make a table with a row for each partition."""
     columns = ("Partition", "Lag", "Watermark", "Committed", "Position", "End", "")
     table = plain_table(*columns, left=("Partition", ""))
     for at in status.partitions:

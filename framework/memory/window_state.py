@@ -186,7 +186,6 @@ class WindowState:
         offsets: NDArray[np.int64],
         reached: NDArray[np.int64],
     ) -> None:
-        """Add the rows `found` to their windows."""
         window = self._window
         newest = times - times % window.every  # the start of the last window that a row is in
         numbers, starts = found, newest[found]

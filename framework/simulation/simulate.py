@@ -140,7 +140,6 @@ class Simulator:
         return tuple(len(self.log[at]) for at in sorted(self.log))
 
     def _map(self, records: pa.RecordBatch) -> MapResult:
-        """Apply the map to all records of a partition."""
         ((_, mapped),) = map_all(self.strategy, [Batch.of(records)])
         return mapped
 

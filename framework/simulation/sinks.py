@@ -287,7 +287,7 @@ class _ModelRanges(RangeWriter):
 
     async def write_together(self, ranges: Sequence[RangeRows]) -> Sequence[Mapping[int, str]]:
         models, member = self.models, current_member()
-        contents = [_content(rows) for rows in ranges]
+        contents = [repr(rows.table.to_pydict()).encode() for rows in ranges]
 
         def effect() -> None:
             for rows, content in zip(ranges, contents, strict=True):
@@ -307,10 +307,6 @@ class _ModelRanges(RangeWriter):
 
     async def refused(self, rows: RangeRows) -> Mapping[int, str]:
         return {}
-
-
-def _content(rows: RangeRows) -> bytes:
-    return repr(rows.table.to_pydict()).encode()
 
 
 class ModelWriter(Collecting, Sink):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
@@ -78,7 +77,8 @@ def _fitting(batch: Batch, stop: int, room: int, *, need_one: bool) -> tuple[int
     """Return the offset, at most `stop` (exclusive), up to which records fit into `room`; and their bytes."""
     offsets = batch.offsets()
     count = int(np.searchsorted(offsets, stop))
-    sizes = np.cumsum(_sizes(batch.records.slice(0, count)))
+    records = batch.records.slice(0, count)
+    sizes = np.cumsum(_lengths(records.column("key")) + _lengths(records.column("value")))
     if not count or sizes[-1] <= room:
         return stop, int(sizes[-1]) if count else 0
     rows = int(np.searchsorted(sizes, room, side="right"))
@@ -91,11 +91,6 @@ def _fitting(batch: Batch, stop: int, room: int, *, need_one: bool) -> tuple[int
 
 def _chunk(batches: list[Batch], end: ChunkEnd) -> Chunk:
     return Chunk(tuple(batches), batches[0].first, batches[-1].last, end)
-
-
-def _sizes(records: pa.RecordBatch) -> NDArray[np.int64]:
-    """Return the bytes of each record's key and value."""
-    return _lengths(records.column("key")) + _lengths(records.column("value"))
 
 
 def _lengths(column: Any) -> NDArray[np.int64]:
