@@ -8,7 +8,7 @@ their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -34,7 +34,7 @@ Bad: TypeAlias = "Callable[[SlotColumn, NDArray[np.int64], str], None]"
 
 Kind: TypeAlias = Literal[
     "null", "integer", "float", "double", "boolean", "text", "bytes", "fixed", "decimal", "struct",
-    "list", "map", "instant", "wrapper",
+    "list", "map", "instant", "wrapper", "json",
 ]  # fmt: skip
 
 # pyarrow's stubs distinguish array types that are all the same here.
@@ -60,6 +60,7 @@ class SlotColumn:
         level: what its rows are.
         children: the fields of a struct; the items of a list; the key and the value of a map; the seconds and
             nanoseconds of an instant; the one field of a wrapper.
+        to_json: makes text of the bytes of a JSON column, or raises ValueError.
         group: the number of the columns that may be made together with this one, or ALONE.
     """
 
@@ -70,6 +71,7 @@ class SlotColumn:
     words: int = 1
     path: str = ""
     children: list[SlotColumn] = field(default_factory=list)
+    to_json: Callable[[bytes], str] | None = None
     group: int = ALONE
 
     def nullable(self) -> Iterator[int]:
@@ -397,6 +399,20 @@ def _instant(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad
     return _fixed_width(slots, column, ticks)
 
 
+def _json(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
+    convert = column.to_json
+    assert convert is not None  # noqa: S101  set where the column is made
+    raw = _text(slots, replace(column, kind="bytes", type=pa.binary()), data, bad)
+    texts: list[str | None] = []
+    for row, each in enumerate(raw.to_pylist()):
+        try:
+            texts.append(None if each is None else convert(each))
+        except (ValueError, RecursionError) as error:
+            bad(column, np.array([row]), f"it is no JSON: {error}")
+            texts.append(None)
+    return pa.array(texts, pa.string())
+
+
 def _wrapper(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     (inner,) = column.children
     return slots.array(inner, data, bad)
@@ -436,6 +452,7 @@ _BUILDERS: Final[dict[Kind, Callable[[Slots, SlotColumn, NDArray[np.uint8], Bad]
     "map": _list,
     "instant": _instant,
     "wrapper": _wrapper,
+    "json": _json,
 }
 
 

@@ -46,7 +46,10 @@ AS_IS, CURSOR, PIECE = range(3)
 """HOW: VALUE is the slot; it is the level whose number of rows is the slot; it is a piece of the pool."""
 
 # Operations. The first ones are varints, then those of 8 and of 4 bytes, then those with a length.
-INT64, INT32, SINT64, SINT32, BOOLEAN, ENUMERATION, FIXED64, FIXED32, BYTES, SUBMESSAGE = range(10)
+INT64, INT32, SINT64, SINT32, BOOLEAN, ENUMERATION, FIXED64, FIXED32, BYTES, WHOLE, SUBMESSAGE = (
+    range(11)
+)
+"""`WHOLE` keeps the bytes of a message."""
 
 _VARINT, _I64, _LEN, _START, _STOP, _I32 = range(6)  # wire types
 
@@ -60,7 +63,8 @@ _VARINT, _I64, _LEN, _START, _STOP, _I32 = range(6)  # wire types
     BAD_GROUP,
     BAD_ENUM,
     BAD_ONEOF,
-) = range(9)
+    BAD_MERGE,
+) = range(10)
 REASONS = (
     "",
     "there is no field number where one should be",
@@ -71,6 +75,7 @@ REASONS = (
     "a group does not end",
     "the enum has no value {}",
     "the oneof is set more than once, with a message that has lists",
+    "it is there more than once, to be merged",
 )
 
 DEPTH = 64
@@ -369,7 +374,14 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                         if repeated >= 0 and cursors[level] >= capacities[level]:
                             return level
                         slot = np.uint64(base + cursors[level])
-                        if op == BYTES:
+                        if op != SUBMESSAGE:
+                            if (
+                                op == WHOLE
+                                and repeated < 0
+                                and valid[slot]
+                                and slots[slot] & 0xFFFFFFFF
+                            ):
+                                status = BAD_MERGE
                             slots[slot] = (position << 32) | found
                             valid[slot] = 1
                             position += found

@@ -2,12 +2,13 @@
 
 A field without presence has its default where a value does not have the field; one with presence is null
 (`optional`, a message, a member of a oneof, proto2). Enums are text. A `google.protobuf.Timestamp` is a
-timestamp in micro- or nanoseconds, a wrapper such as `google.protobuf.Int64Value` a nullable column. A
-repeated field is a list, never null; a map keeps the entries as they were written.
+timestamp in micro- or nanoseconds, a wrapper such as `google.protobuf.Int64Value` a nullable column, a
+`Struct` text in JSON. A repeated field is a list, never null; a map keeps the entries as they were written.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from ...errors import StrategyError
 from ..decoding.slots import Kind, SlotColumn, SlotLayout
 from . import kernel
+from .json_messages import JSON_TYPES, json_of
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, EnumDescriptor
@@ -190,12 +192,15 @@ class MessageColumns:
             column = self.layout.add(kind, type_, level, path)
             if op == kernel.ENUMERATION:
                 line[kernel.ENUM], line[kernel.ENUMS] = self._enum(field)
+        elif (name := cast("Descriptor", field.message_type).full_name) in JSON_TYPES:
+            op = kernel.WHOLE
+            column = self.layout.add("json", pa.string(), level, path)
+            column.to_json = partial(json_of, JSON_TYPES[name])
         else:
             op = kernel.SUBMESSAGE
             column = self.layout.add("struct", pa.null(), level, path)
             line[kernel.MESSAGE], fields = self._message(field.message_type, level, path, outer)
             column.children = list(fields.values())
-            name = cast("Descriptor", field.message_type).full_name
             if name == TIMESTAMP:
                 column.kind, column.type = "instant", _pa.timestamp(self._unit, "UTC")
             elif name in WRAPPERS:
@@ -226,6 +231,8 @@ class MessageColumns:
             self._defaults.append((column.first, level, 1, kernel.CURSOR))
         elif _is_entry(field) and field.type == _F.TYPE_MESSAGE:  # an empty message, not null
             self._defaults.append((column.first, 0, 1, kernel.AS_IS))
+            if column.kind == "json":
+                return
             _, _, first, count = self._messages[line[kernel.MESSAGE]]
             self._defaults += self._defaults[first : first + count]
         elif field.has_presence and not _is_entry(field):

@@ -34,6 +34,7 @@ from ..registry.framing import (
 from ..registry.registry import PerProcess, RegisteredSchema, Registry, SchemaReference
 from ..value_format import Decoded, ValueFormat
 from . import kernel
+from .json_messages import JSON_TYPES, message_of
 from .messages import TIMESTAMP, WRAPPERS, MessageColumns, Unit
 
 if TYPE_CHECKING:
@@ -277,6 +278,9 @@ def _argument(field: FieldDescriptor, value: Any, path: str, per_second: int) ->
         return value
     if message.full_name in WRAPPERS:
         return {"value": value}
+    if message.full_name in JSON_TYPES:
+        of_json = message_of(JSON_TYPES[message.full_name], value, path)
+        return GetMessageClass(message).FromString(of_json.SerializeToString())
     if message.full_name == TIMESTAMP:
         seconds, ticks = divmod(value, per_second)
         if seconds not in _YEARS:

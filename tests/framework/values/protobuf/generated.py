@@ -25,7 +25,7 @@ _MESSAGES = [
     *(".google.protobuf.Timestamp", ".google.protobuf.Timestamp", ".google.protobuf.Duration"),
     *(".google.protobuf.Any", ".google.protobuf.Empty", ".google.protobuf.FieldMask"),
 ]
-_RECURSIVE = [f".google.protobuf.{name}" for name in ("Struct", "Value", "ListValue")]
+_JSON = [f".google.protobuf.{name}" for name in ("Struct", "Value", "ListValue")]
 _PACKAGES = ["m", "m.v1", "n"]
 
 
@@ -103,7 +103,7 @@ class _Types:
         labels = st.sampled_from([F.LABEL_OPTIONAL, F.LABEL_REPEATED])
         if draw(st.integers(0, 3)) == 0:
             around = [other for at, other in self._outer if at == self._at]
-            of = draw(st.sampled_from([*around, *_RECURSIVE]))
+            of = draw(st.sampled_from([*around, *_JSON]))
             field(made, "again", "message", 501, label=draw(labels), of=of)
             left_out.add("again")
         if self.syntax == "proto2" and draw(st.integers(0, 3)) == 0:
@@ -218,7 +218,9 @@ def types(draw: Any) -> Types:
 
 
 def _lacks(type_: Descriptor, seen: tuple[Descriptor, ...] = ()) -> bool:
-    """Return whether a type has a group or contains itself."""
+    """Return whether a type has a group or contains itself; JSON of any form is text."""
+    if f".{type_.full_name}" in _JSON:
+        return False
     return type_ in seen or any(
         each.type == F.TYPE_GROUP
         or (each.type == F.TYPE_MESSAGE and _lacks(each.message_type, (*seen, type_)))  # type: ignore[arg-type]

@@ -316,4 +316,4 @@ def test_long_lists_make_room_for_themselves() -> None:
 
 
 def test_every_status_has_a_reason() -> None:
-    assert len(kernel.REASONS) == kernel.BAD_ONEOF + 1
+    assert len(kernel.REASONS) == kernel.BAD_MERGE + 1

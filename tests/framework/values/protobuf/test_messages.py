@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pytest
-from google.protobuf import struct_pb2, timestamp_pb2
+from google.protobuf import descriptor_pb2, timestamp_pb2
 
 from kmr.errors import StrategyError
 from kmr.values.protobuf.messages import MessageColumns
@@ -46,8 +46,8 @@ def test_fields_with_presence_are_nullable() -> None:
 
 
 def test_a_message_that_contains_itself_has_no_columns() -> None:
-    with pytest.raises(StrategyError, match=r"google.protobuf.Struct contains itself"):
-        MessageColumns(struct_pb2.Struct.DESCRIPTOR)
+    with pytest.raises(StrategyError, match=r"google.protobuf.DescriptorProto contains itself"):
+        MessageColumns(descriptor_pb2.DescriptorProto.DESCRIPTOR)
 
 
 def test_tables_are_sorted_by_field_number() -> None:
