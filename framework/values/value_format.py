@@ -199,8 +199,7 @@ def reason_of_value(error: Exception, document: Callable[[], Any] | None = None)
     if (at := _AT.match(text)) is not None:
         text, path = at["text"], at["path"].lstrip(".")
     elif (key := _AT_KEY.match(text)) is not None:
-        path = key["path"].lstrip(".")
-        path, text = (f"{path} (a key)", key["text"]) if path else ("", f"a key: {key['text']}")
+        text, path = key["text"], f"{key['path'].lstrip('.')} (a key)".strip()
     if (missing := _MISSING.match(text)) is not None:
         path, text = f"{path}.{missing['name']}".lstrip("."), "missing, and it has no default"
     elif at is not None and document is not None:

@@ -28,4 +28,4 @@ def test_maps_become_columns_and_one_that_does_not_fit_fails_alone() -> None:
 
 def test_a_key_that_is_no_text_is_named_as_a_key() -> None:
     values: pa.BinaryArray = pa.array([b"\x81\x05\x05"], pa.binary())
-    assert MessagePack(Hit).decode(values).failures == {0: "value: a key: expected str, got int"}
+    assert MessagePack(Hit).decode(values).failures == {0: "field (a key): expected str, got int"}
