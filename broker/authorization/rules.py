@@ -1,9 +1,7 @@
-"""Access rules: what a file of rules allows and denies, as a whole and as single bindings.
+"""Access rules: what a file of rules allows and denies.
 
-A `Rule` in the file allows several operations on several resources; a `Denial` denies them. Kafka's protocol
-lists, adds and removes one permission at a time: a `Binding`. `kmr broker acl` changes the file rule by rule,
-CreateAcls and DeleteAcls binding by binding, both by `change_rules`. Semantics are those of Kafka's
-authorizer: whatever no rule allows is denied, and a denial overrides every rule.
+A `Rule` in the file allows several operations on several resources; a `Denial` denies them. Semantics are
+those of Kafka's authorizer: whatever no rule allows is denied, and a denial overrides every rule.
 """
 
 from __future__ import annotations

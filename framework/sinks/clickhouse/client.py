@@ -181,7 +181,7 @@ async def connect_async(
         options: further arguments for clickhouse-connect: certificates, a proxy, a token.
 
     Raises:
-        Exception: the client's own errors; see `classify`.
+        Exception: the client's own errors; `of_clickhouse` reads them.
     """
     target = replace(target, settings={**target.settings, **settings})
     if target.path is not None and _serve is not None:
