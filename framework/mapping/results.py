@@ -77,7 +77,8 @@ class MapResult:
 
     def filtered(self, records: int) -> int:
         """Return how many of so many records made no row and did not fail."""
-        with_rows = len(self.offsets) and 1 + np.count_nonzero(np.diff(self.offsets))
+        offsets = self.offsets
+        with_rows = len(offsets) and 1 + np.count_nonzero(offsets[1:] != offsets[:-1])
         return records - int(with_rows) - len(self.failures)
 
 

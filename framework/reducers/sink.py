@@ -145,6 +145,8 @@ class RowsRefused(Exception):
 
 def refusals_among(parts: Iterable[Rows], refused: Mapping[int, str]) -> list[Refusal]:
     """Return refused rows, given by their number among the rows of all parts, as parts of these."""
+    if not refused:
+        return []
     numbers = np.array(sorted(refused), dtype=np.int64)
     refusals = []
     begin = 0
