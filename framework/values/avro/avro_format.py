@@ -275,8 +275,18 @@ def _parsed(registry: Registry, registered: RegisteredSchema) -> tuple[Schema, N
     named: NamedTypes = {}
     # One schema may have several names: each reference chooses its own.
     for text in dict.fromkeys(each.schema for each in registry.references(registered).values()):
-        parse(_as_json(text), named)
-    return parse(_as_json(registered.schema), named), named
+        _define(text, named)
+    return _define(registered.schema, named), named
+
+
+def _define(text: str, named: NamedTypes) -> Schema:
+    """Parse a schema, and add its types. Raises StrategyError: one is known, and defined otherwise."""
+    known = dict(named)
+    parsed = parse(_as_json(text), named)
+    for name, definition in known.items():
+        if named[name] != definition:
+            raise StrategyError(f"it and the schemas that it refers to define {name} in two ways")
+    return parsed
 
 
 def _object(rows: RowType, keys: dict[str, str], row: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 import msgspec
 
 from ...config.schema import parse_duration
-from ...errors import RegistryError
+from ...errors import RegistryError, StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,16 +188,23 @@ class Registry:
     def references(self, schema: RegisteredSchema) -> dict[str, RegisteredSchema]:
         """Return the schemas that one imports, directly or not, by name; imported ones come first.
 
-        Raises as `by_version`.
+        Raises as `by_version`, and StrategyError: two schemas are imported by one name.
         """
         found: dict[str, RegisteredSchema] = {}
+        places: dict[str, SchemaReference] = {}
 
         def add(imported: tuple[SchemaReference, ...]) -> None:
             for reference in imported:
-                if reference.name not in found:
+                name = reference.name
+                if (first := places.setdefault(name, reference)) != reference:
+                    raise StrategyError(
+                        f"it refers to two schemas as {name}: version {first.version} of "
+                        f"{first.subject}, and version {reference.version} of {reference.subject}"
+                    )
+                if name not in found:
                     each = self.by_version(reference.subject, reference.version)
                     add(each.references)
-                    found[reference.name] = each
+                    found[name] = each
 
         add(schema.references)
         return found

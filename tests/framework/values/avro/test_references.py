@@ -67,6 +67,36 @@ def _registered(schema: Any, choices: Random) -> RegisteredSchema:
     return RegisteredSchema(json.dumps(schema), references=tuple(references))
 
 
+def test_schemas_that_define_a_name_in_two_ways_refuse_their_values_with_the_name() -> None:
+    def record(name: str, **types: Any) -> dict[str, Any]:
+        fields = [{"name": field, "type": kind} for field, kind in types.items()]
+        return {"type": "record", "name": name, "fields": fields}
+
+    def registered(schema: Any, *references: tuple[str, str, int]) -> RegisteredSchema:
+        imported = tuple(SchemaReference(*each) for each in references)
+        return RegisteredSchema(json.dumps(schema), references=imported)
+
+    old, new = ("c.Money", "money", 1), ("c.Money", "money", 2)
+    top = record("c.Top", a="c.A", b="c.B")
+    parts = [("c.A", "a", 1), ("c.B", "b", 1)]
+    registry = SplitSchema({**record("Own", x="int"), "namespace": "c"}, Random(0))
+    registry.answers = {
+        "/subjects/money/versions/1": registered(record("c.Money", cents="long")),
+        "/subjects/money/versions/2": registered(record("c.Money", units="int", cents="long")),
+        "/subjects/a/versions/1": registered(record("c.A", m="c.Money"), old),
+        "/subjects/b/versions/1": registered(record("c.B", m="c.Money"), new),
+        "/schemas/ids/1": registered(top, *parts),
+        "/schemas/ids/2": registered(top, parts[0], ("other", "money", 2)),
+    }
+    values: pa.BinaryArray = pa.array([prefix(1) + b"\2\2\2", prefix(2) + b"\2\2\2"])
+    _, failures = Avro("int", registry=registry).decode(values)
+    places = "version 1 of money, and version 2 of money"
+    assert failures == {
+        0: f"schema 1: it refers to two schemas as c.Money: {places}",
+        1: "schema 2: it and the schemas that it refers to define c.Money in two ways",
+    }
+
+
 @given(st.data())
 @settings(max_examples=examples(100))
 def test_a_schema_in_parts_is_read_as_the_whole_one(data: st.DataObject) -> None:
