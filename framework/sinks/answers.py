@@ -193,8 +193,8 @@ class PartRefused(Exception):
 
 # Spark: values that cannot be cast, constraints, and texts that are too long for their column.
 _SPARK_VALUES: Final = re.compile(
-    r"^(.*)\bSQLSTATE: (?:2[23]\w{3}|54006)\b"
-    r"|^.*?(\[?DELTA_(?:VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|EXCEED_CHAR).*)"
+    r"^(?:Caused by: [\w.$]+: )?(.*)\bSQLSTATE: (?:2[23]\w{3}|54006)\b"
+    r"|^.*?(\[?DELTA_(?:VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|EXCEED_CHAR).*(?:\n - .*)*)"
     r"|^Caused by: java\.(?:lang|time)\.((?:Arithmetic|ClassCast|DateTime|NumberFormat)Exception.*)",
     re.MULTILINE,
 )

@@ -139,9 +139,12 @@ class SparkDestination:
     doubt: str | None
 
     def write(self, part: RangeRows, rows: pa.Table) -> Fitted:
-        """Write rows, as `TableFiles.write` does."""
+        """Write rows, as `TableFiles.write` does. Delta fills columns that they lack: some are computed."""
         fitted = _fitted(self.columns, rows, self.partition_by)
-        if (kept := fitted.kept()).num_rows:
+        kept = fitted.kept()
+        if self.format == "delta":
+            kept = kept.select([name for name in kept.column_names if name in rows.column_names])
+        if kept.num_rows:
             self.write_frame(part, self.session.get().createDataFrame(kept).coalesce(1))
         return fitted
 

@@ -56,6 +56,20 @@ def test_a_value_that_an_executor_cannot_convert_refuses_its_row() -> None:
     assert bisect(3, table.write, refusal_of_spark) == {1: "ArithmeticException: long overflow"}
 
 
+VIOLATED = "[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint pos (v > 0) violated by row:"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (f"{VIOLATED}\n - v : -1", f"{VIOLATED} - v : -1"),
+        (f"Caused by: org.apache.spark.SparkArithmeticException: {OVERFLOW}", OVERFLOW[:-16]),
+    ],
+)
+def test_the_reason_has_the_values_and_no_class_of_java(words: str, reason: str) -> None:
+    assert bisect(2, Table({1}, words).write, refusal_of_spark) == {1: reason}
+
+
 def test_an_error_that_is_not_about_values_is_raised() -> None:
     table = Table({1}, "[TASK_WRITE_FAILED] no space. SQLSTATE: 58030")
     with pytest.raises(RuntimeError, match="no space"):

@@ -94,6 +94,22 @@ def test_delta_gets_the_generation_of_the_offsets_in_its_transaction_id(
     options.return_value.option.assert_called_once_with("txnVersion", "4")
 
 
+@pytest.mark.parametrize(("format_", "written"), [("delta", ["o"]), ("avro", ["o", "computed"])])
+def test_delta_is_not_given_columns_that_the_rows_lack_because_it_may_compute_them(
+    format_: str, written: list[str]
+) -> None:
+    session = MagicMock()
+    schema = pa.schema({"o": pa.int64(), "computed": pa.int64()})
+    options: dict[str, Any] = NO_OPTIONS | {"format": format_, "schema": schema}
+    destination = choose_path(session, "hdfs://h/x", **options)
+    rows = pa.table({"o": np.arange(2)})
+    added = Rows(rows, (Range("t", 0, 0, 1),), np.arange(2))
+    (part,) = plan_ranges([added], "g", {})
+    destination.write(part, rows)
+    (frame,) = session.get().createDataFrame.call_args.args
+    assert frame.column_names == written
+
+
 class Sql:
     """Keeps the statements that a session is given."""
 
