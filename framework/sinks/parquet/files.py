@@ -42,7 +42,8 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 # Spark escapes these in the names of partition directories (ExternalCatalogUtils).
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\{\[\]^\x7f]")
 _PARTITION_TYPES = (
-    pa.types.is_string,
+    pa.types.is_null,
+    is_text,
     pa.types.is_integer,
     pa.types.is_boolean,
     pa.types.is_date,
@@ -153,8 +154,8 @@ class Directory(Storage):
         if not self.partition_by:
             yield (), table
             return
-        for column in self.partition_by:
-            self._check_partition_column(table, column)
+        if (problem := self.partition_problem(table.schema)) is not None:
+            raise StrategyError(problem)
         keys = table.select(list(self.partition_by))
         numbered = keys.append_column("", pa.array(np.arange(table.num_rows)))
         groups = numbered.group_by(list(self.partition_by)).aggregate([("", "list")])
@@ -165,20 +166,29 @@ class Directory(Storage):
         ):
             yield value, rest.take(rows[at].values)
 
-    def _check_partition_column(self, table: pa.Table, column: str) -> None:
-        if column not in table.column_names:
-            raise StrategyError(
-                f"the rows for {self} have no column {column}, which partition_by names; "
-                f"they have {', '.join(table.column_names)}"
-            )
-        kind = table.schema.field(column).type
-        if not any(is_one(kind) for is_one in _PARTITION_TYPES):
-            raise StrategyError(
-                f"{self}: cannot partition by column {column}, which is {kind}: partition by text, "
-                "integers, booleans or dates"
-            )
-        if table.num_columns == len(self.partition_by):
-            raise StrategyError(f"{self}: the rows have no columns but those of partition_by")
+    def partition_problem(self, rows: pa.Schema, known: Sequence[str] = ()) -> str | None:
+        """Return why rows cannot be divided by their partition columns; None if they can.
+
+        Args:
+            known: columns whose types are known, to which the rows are cast.
+        """
+        for column in self.partition_by:
+            if column in known:
+                continue
+            if column not in rows.names:
+                return (
+                    f"the rows for {self} have no column {column}, which partition_by names; "
+                    f"they have {', '.join(rows.names)}"
+                )
+            kind = rows.field(column).type
+            if not any(is_one(kind) for is_one in _PARTITION_TYPES):
+                return (
+                    f"{self}: cannot partition by column {column}, which is {kind}: partition by text, "
+                    "integers, booleans or dates"
+                )
+        if set(self.partition_by) >= {*rows.names, *known}:
+            return f"{self}: the rows have no columns but those of partition_by"
+        return None
 
     def schema(self) -> pa.Schema | None:
         """Return the columns of any existing file; None without files."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, get_args
 import msgspec
 import pyarrow as pa
 
+from ...columns.fitted import Fitted
 from ...errors import StrategyError, reason_of
 from ...reducers.reducer import Retry
 from ...service.storage import without_secrets
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from ...columns.fitted import Fitted
     from ...reducers.reducer import Context, Policies
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
@@ -209,7 +209,16 @@ class ParquetWriter(RangeWriter):
 
     def _fit(self, rows: RangeRows) -> Fitted:
         assert self._columns is not None  # noqa: S101  `flush` has looked
-        fitted = self._columns.fit(rows.table)
+        table, known = rows.table, self._columns.schema
+        names = () if known is None else known.names
+        problem = self._opened.partition_problem(table.schema, names)
+        if problem is not None:
+            return Fitted(table, dict.fromkeys(range(len(table)), problem), frozenset((problem,)))
+        fitted = self._columns.fit(table)
+        for column in self.partition_by:
+            if column not in fitted.table.column_names:  # it has no value yet
+                nulls = pa.nulls(len(table), pa.string())
+                fitted = fitted._replace(table=fitted.table.append_column(column, nulls))
         unnamed = unnamed_partitions(fitted.table, self.partition_by)
         return fitted._replace(refused=unnamed | fitted.refused)
 

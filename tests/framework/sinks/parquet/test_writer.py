@@ -254,6 +254,21 @@ async def test_a_declared_type_that_parquet_lacks_is_named_at_the_start(
         await opened(tmp_path, context, schema=schema)
 
 
+async def test_a_first_row_that_cannot_be_partitioned_is_refused_and_fixes_no_type(
+    tmp_path: Path, context: Context
+) -> None:
+    writer = await opened(tmp_path, context, partition_by="k")
+    for first, odd in enumerate(({}, {"k": [1.5]}, {"k": [[1]]})):
+        flushed = await flush(writer, rows(first, first, **odd))
+        assert isinstance(flushed, Flushed)
+        assert "column k" in str(flushed.refusals[0].reason)
+    assert await flush(writer, rows(3, 3, k=[None])) == Flushed()
+    assert await flush(writer, rows(4, 5, k=["a", None])) == Flushed()
+    assert offsets_in(tmp_path) == [3, 4, 5]
+    with pytest.raises(StrategyError, match="all of the last 200 rows were refused"):
+        await flush(await opened(tmp_path, context, partition_by="x"), rows(6, 205))
+
+
 async def test_each_value_of_a_partition_column_has_a_directory_or_its_row_is_refused(
     tmp_path: Path, context: Context
 ) -> None:
