@@ -164,6 +164,9 @@ def encoded_fields(
         (named[name], _with_keys(named[name].kind, named[name].type, name))
         for name in rows.column_names
     ]
+    if all(convert is None and not field.left_out for field, convert in fields):
+        keys = [field.key for field, _ in fields]
+        return lambda row: dict(zip(keys, row))  # noqa: B905  a keyword takes as long as the rest
 
     def make(row: Sequence[Any]) -> dict[str, Any]:
         return {

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _PLAIN: Final = msgspec.json.Decoder(float_hook=Decimal)
 """Decodes to plain objects with the numbers as they are."""
 
+_ENCODER: Final = msgspec.json.Encoder()
+
 _TRUNCATED: Final = "Input data was truncated"
 _HALF_PAIR: Final = re.compile(rb'\\u[dD][89abAB][0-9a-fA-F]{2}"')
 
@@ -175,7 +177,7 @@ class Json(TypedFormat):
                     yield row, reason
 
     def encode_one(self, value: Any) -> bytes:
-        return msgspec.json.encode(value)
+        return _ENCODER.encode(value)
 
     @property
     def decoder(self) -> Callable[[Any], Any]:
