@@ -258,7 +258,8 @@ async def test_a_first_row_that_cannot_be_partitioned_is_refused_and_fixes_no_ty
     tmp_path: Path, context: Context
 ) -> None:
     writer = await opened(tmp_path, context, partition_by="k")
-    for first, odd in enumerate(({}, {"k": [1.5]}, {"k": [[1]]})):
+    odd_rows: list[dict[str, Any]] = [{}, {"k": [1.5]}, {"k": [[1]]}]
+    for first, odd in enumerate(odd_rows):
         flushed = await flush(writer, rows(first, first, **odd))
         assert isinstance(flushed, Flushed)
         assert "column k" in str(flushed.refusals[0].reason)
