@@ -210,7 +210,8 @@ def _shown(number: int | Decimal) -> str:
 def _is_lost(number: int | Decimal, type_: Any) -> bool:
     """Return whether the nearest float is another whole number, 0 or infinite."""
     try:
-        nearest = float(np.dtype(type_.to_pandas_dtype()).type(float(number)))
+        with np.errstate(over="ignore"):
+            nearest = float(np.dtype(type_.to_pandas_dtype()).type(float(number)))
     except OverflowError:
         return True
     if isinf(nearest) or nearest == 0:

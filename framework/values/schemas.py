@@ -1,4 +1,4 @@
-"""User types as columns: msgspec Struct, dataclass, TypedDict, pydantic model, pyarrow.Schema.
+"""User types as columns: msgspec Struct, dataclass, TypedDict, attrs, pydantic model, pyarrow.Schema.
 
 `row_type` is the only place that knows which annotation becomes which type of column; docs/typed-values.md
 has the table.
@@ -196,8 +196,14 @@ def is_row_class(source: object) -> bool:
         issubclass(source, msgspec.Struct)
         or is_dataclass(source)
         or is_typeddict(source)
+        or is_attrs(source)
         or _is_pydantic(source)
     )
+
+
+def is_attrs(source: object) -> bool:
+    """Return whether it is a class of attrs, which may have validators; attrs is not imported."""
+    return hasattr(source, "__attrs_attrs__")
 
 
 def nested_columns(kind: Any, type_: Any) -> tuple[SchemaField, ...]:
@@ -238,6 +244,8 @@ def _names_of(cls: Any) -> tuple[str, ...]:
         return tuple(cls.__struct_fields__)
     if is_dataclass(cls):
         return tuple(each.name for each in fields(cls))
+    if is_attrs(cls):
+        return tuple(each.name for each in cls.__attrs_attrs__)
     return tuple(cls.model_fields)
 
 
@@ -250,8 +258,8 @@ def row_type(source: type | pa.Schema) -> RowType:
     if not isinstance(source, pa.Schema) and not is_row_class(source):
         name = getattr(source, "__qualname__", repr(source))
         raise StrategyError(
-            f"{name} cannot be columns: give a msgspec.Struct, dataclass, TypedDict, pydantic model or "
-            f"pyarrow.Schema; {_ANY_FORM}"
+            f"{name} cannot be columns: give a msgspec.Struct, dataclass, TypedDict, class of attrs, "
+            f"pydantic model or pyarrow.Schema; {_ANY_FORM}"
         )
     return _row_type(source)
 

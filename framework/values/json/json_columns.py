@@ -29,7 +29,7 @@ from ..decoding.slots import ALONE, SlotColumn, SlotLayout, Slots, valid_texts
 from ..lost_digits import FINE, LARGE_OR_TINY, has_floats, has_times
 from ..python_columns import to_column
 from ..registry.framing import NULL, raw_values
-from ..schemas import hints_of, item_of, nested_columns, row_type
+from ..schemas import hints_of, is_attrs, item_of, nested_columns, row_type
 from . import json_kernel as kernel
 from .json_texts import copy_texts
 
@@ -206,7 +206,8 @@ def _is_closed(info: Any) -> bool:
 
 
 def _fields(cls: type, info: Any, columns: Sequence[SchemaField], depth: int) -> tuple[_Field, ...]:
-    if hasattr(cls, "__post_init__") or getattr(info, "tag", None) is not None:
+    checks_itself = hasattr(cls, "__post_init__") or is_attrs(cls)
+    if checks_itself or getattr(info, "tag", None) is not None:
         raise _Unplanned
     try:
         hints = hints_of(cls)
@@ -333,7 +334,7 @@ class WalkTables:
 
 @lru_cache(maxsize=256)
 def plan_of(source: type | pa.Schema) -> WalkTables | None:
-    """Return the plan of a type; None if the walk cannot read it (pydantic, `__post_init__`)."""
+    """Return the plan of a type; None if the walk cannot read it (pydantic, attrs, `__post_init__`)."""
     rows = row_type(source)
     if rows.info is None:
         return None

@@ -6,15 +6,19 @@ import datetime as dt
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
+from io import StringIO
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+import attrs
 import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmr import Avro, Json, MessagePack
+from kmr import Avro, Json, MessagePack, Record, Strategy
+from kmr.sinks import StreamWriter
+from kmr.testing import run_strategy
 from kmr.values.typed import TypedFormat
 from kmr.values.value_format import RowsDoNotFit
 from tests.examples import examples
@@ -39,6 +43,44 @@ def test_a_type_with_its_own_checks_is_decoded_by_them() -> None:
     decoded = Json(Line).decode(pa.array([b'{"text":"a","count":-1}', b'{"text":"a","count":1}']))
     assert decoded.failures == {0: "value: below 0"}
     assert decoded.columns.to_pylist()[1] == {"text": "a", "count": 1}
+
+
+@attrs.define
+class Adult:
+    name: str
+    age: int = attrs.field(validator=attrs.validators.ge(18))
+    tags: list[str] = attrs.Factory(list)
+
+    def __attrs_post_init__(self) -> None:
+        self.name = self.name.title()
+
+
+class Household(msgspec.Struct):
+    head: Adult
+
+
+@pytest.mark.parametrize("of", [Json, MessagePack])
+def test_a_class_of_attrs_checks_its_values_itself_also_inside_of_another(of: Any) -> None:
+    encode = (msgspec.json if of is Json else msgspec.msgpack).encode
+    values = [{"name": "ann", "age": 30}, {"name": "bob", "age": 3}]
+    for cls, rows in ((Adult, values), (Household, [{"head": each} for each in values])):
+        form = of(cls)
+        columns, failures = form.decode(pa.array([encode(row) for row in rows], pa.binary()))
+        found = columns.to_pylist()[0]
+        ann = {"name": "Ann", "age": 30, "tags": []}
+        assert found == (ann if cls is Adult else {"head": ann})
+        assert list(failures) == [1]
+        assert "'age' must be >= 18: 3" in failures[1]
+        written = form.encode(pa.Table.from_batches([columns.slice(0, 1)]), "t")
+        assert form.decode(written).columns.to_pylist() == [found]
+
+
+def test_a_map_may_return_objects_of_attrs() -> None:
+    def adult(record: Record) -> Adult:
+        return Adult("cyd", record.offset + 18)
+
+    mapped = run_strategy(Strategy(map=adult, reduce=StreamWriter(StringIO())), [b"", b""])
+    assert mapped.rows == [{"name": "Cyd", "age": age, "tags": []} for age in (18, 19)]
 
 
 @given(st.data())
