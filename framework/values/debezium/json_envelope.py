@@ -248,9 +248,9 @@ class JsonEnvelopes:
         named: dict[str, Any] = dict(zip(columns.schema.names, columns.columns, strict=True))
         before, after = named["before"], named["after"]
         if is_document:
-            row = _wire(self._source, encodings)
-            before = documents(before, row, failures, "before")
-            after = documents(after, row, failures, "after")
+            old, new = (_wire(self._source, encodings, filled=each) for each in (False, True))
+            before = documents(before, old, failures, "before")
+            after = documents(after, new, failures, "after")
         of = dict(encodings)
         source = named["source"]
         return Envelopes(
@@ -437,8 +437,14 @@ def _encodings_of(schema: bytes | None) -> dict[str, Encoding]:
     return encodings_of_schema(fields)
 
 
-def _members(rows: RowType, encodings: Encodings) -> list[tuple[str, Any, Any]]:
-    """Return the fields of an encoded row: each may be null, or missing."""
+def _members(
+    rows: RowType, encodings: Encodings, *, filled: bool = True
+) -> list[tuple[str, Any, Any]]:
+    """Return the fields of an encoded row: each may be null, or missing.
+
+    Args:
+        filled: a missing field has the default of the class; in a row before its change it is not known.
+    """
     hints, of = hints_of(rows.cls), dict(encodings)
     members = []
     for at, column in enumerate(rows.columns):
@@ -446,30 +452,34 @@ def _members(rows: RowType, encodings: Encodings) -> list[tuple[str, Any, Any]]:
         hint = hints[column.attribute] if encoding is None else encoding.annotation
         default = column.default
         is_encoded = encoding is not None and default != []
-        if column.required or default is msgspec.NODEFAULT or is_encoded:
+        if column.required or default is msgspec.NODEFAULT or is_encoded or not filled:
             default = None
         members.append((f"f{at}", hint | None, default))
     return members
 
 
 @lru_cache(maxsize=256)
-def _wire(source: Source, encodings: Encodings) -> Any:
+def _wire(source: Source, encodings: Encodings, *, filled: bool) -> Any:
     """Return the class of an encoded row."""
     rows = row_type(source)
     rename = {f"f{at}": column.key for at, column in enumerate(rows.columns)}
     return msgspec.defstruct(
-        "row", _members(rows, encodings), rename=rename, namespace={NAMED_BY_KEYS: True}
+        "row",
+        _members(rows, encodings, filled=filled),
+        rename=rename,
+        namespace={NAMED_BY_KEYS: True},
     )
 
 
 @lru_cache(maxsize=256)
 def _envelope(source: Source, encodings: Encodings, *, is_document: bool) -> Any:
-    row = str if is_document else _wire(source, encodings)
+    old = str if is_document else _wire(source, encodings, filled=False)
+    new = str if is_document else _wire(source, encodings, filled=True)
     return msgspec.defstruct(
         "envelope",
         [
-            ("before", row | None, None),
-            ("after", row | None, None),
+            ("before", old | None, None),
+            ("after", new | None, None),
             ("source", _Source | None, None),
             ("op", str | None, None),
             ("transaction", EnvelopeTransaction | None, None),

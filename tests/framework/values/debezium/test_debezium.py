@@ -75,6 +75,22 @@ def test_a_deleted_row_has_what_the_source_sent_of_it() -> None:
     assert found["before"] == {"id": 1, "name": None, "note": None}
 
 
+def test_a_row_before_its_change_has_no_defaults_for_what_was_not_sent() -> None:
+    class Tagged(msgspec.Struct):
+        id: int
+        kind: str = "plain"
+        tags: list[str] = []
+
+    changed = event("u", {"id": 1}, {"id": 1})
+    found = one(changed, row=Tagged)
+    assert (found["kind"], found["tags"]) == ("plain", [])
+    assert found["before"] == {"id": 1, "kind": None, "tags": None}
+    deleted = one(event("d", {"id": 1}, None), row=Tagged)
+    assert (deleted["id"], deleted["kind"], deleted["tags"]) == (1, None, None)
+    (change,), _ = Debezium(Json(Tagged)).decode_objects(pa.array([changed], pa.binary()))
+    assert change.before.kind is None
+
+
 def test_what_is_no_change_of_a_row_has_no_op() -> None:
     rows, failures = decode(
         Debezium(Json(Customer)), None, HEARTBEAT, BEGIN, SCHEMA_CHANGE, MESSAGE
