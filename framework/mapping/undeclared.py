@@ -95,6 +95,9 @@ def _column(
         values = [None if row in hidden else value for row, value in enumerate(values)]
     if sink_type is not None and (texts := number_texts(values, classes, sink_type)) is not values:
         return to_column(texts, pa.string(), refused)
+    if any(map(_counts_itself, classes)):
+        values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
+        classes = frozenset(map(type, values))
     with suppress(Exception):  # a value may be of any class
         if classes == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}:
             return to_column(values, _MOMENT, refused)  # four times as fast
@@ -110,6 +113,11 @@ def _column(
     return to_column(
         [None if row in refused else value for row, value in enumerate(values)], kind, refused
     )
+
+
+def _counts_itself(cls: type) -> bool:
+    """Return whether a class of lists has a length of its own: Arrow ends the process where that raises."""
+    return issubclass(cls, list | tuple) and cls.__len__ not in (list.__len__, tuple.__len__)
 
 
 def _finite(values: list[Any], refused: dict[int, str]) -> list[Any]:

@@ -58,3 +58,11 @@ def test_a_value_that_is_nested_too_deep_for_casts_fails_alone() -> None:
     found, failed = made([{"x": {"x": None}}, deep, {"x": None}])
     assert sorted(found) == [0, 2]
     assert "nested more than 100 levels deep" in failed[1]
+
+
+def test_a_list_whose_length_raises_is_stored_and_does_not_end_the_process() -> None:
+    class Lazy(list[int]):
+        def __len__(self) -> int:
+            raise RuntimeError("closed")
+
+    assert made([Lazy([1, 2]), [3], None]) == ({0: [1, 2], 1: [3], 2: None}, {})
