@@ -243,6 +243,8 @@ class MapStage:
                 if self._mapping_since is not None:
                     self._is_slow = anyio.current_time() - self._mapping_since > _QUICK
                 self._mapping_since = None
+            if mapped.seconds is not None:
+                self._is_slow = mapped.seconds > _QUICK
             if mapped.rest is not None:
                 if mapped.rest <= batch.first:
                     return batch.first

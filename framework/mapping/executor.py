@@ -7,7 +7,9 @@ import math
 import os
 import pickle
 import sys
+import time
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from io import StringIO
 from threading import Event, Thread
@@ -204,7 +206,7 @@ class Executor:
             async with nullcontext() if is_concurrent else self._limiter:
                 on_begin()
                 return await run_in_thread(
-                    lambda: apply(function, batch.records, spec, stop),
+                    partial(_apply_timed, function, batch, spec, stop),
                     abandon_on_cancel=True,
                     limiter=self._unlimited,
                 )
@@ -289,6 +291,15 @@ class Executor:
         if self.kind == "inline" or batch.last - batch.first < most:
             return batch.cut(most)
         return await run_in_thread(batch.cut, most, abandon_on_cancel=True, limiter=self._limiter)
+
+
+def _apply_timed(
+    function: Callable[..., Any] | None, batch: Batch, spec: MapSpec, stop: Stop | None
+) -> MapResult:
+    """Map a batch; the result has the seconds without those until a busy event loop notices it."""
+    started = time.perf_counter()
+    result = apply(function, batch.records, spec, stop)
+    return replace(result, seconds=time.perf_counter() - started)
 
 
 class _ProcessAnswer(NamedTuple):

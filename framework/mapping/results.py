@@ -66,6 +66,7 @@ class MapResult:
             if all were.
         retries: the number of calls that were repeated.
         places: as those of `Rows`.
+        seconds: how long the call took in its thread; None: it was not measured there.
     """
 
     table: pa.Table | None
@@ -74,6 +75,7 @@ class MapResult:
     rest: int | None = None
     retries: int = 0
     places: pa.Table | None = None
+    seconds: float | None = None
 
     def filtered(self, records: int) -> int:
         """Return how many of so many records made no row and did not fail."""

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmr.errors import RecordFailed
+from kmr.map_shared import LITTLE
 from kmr.mapping.together import Together
 from kmr.record import Record, TopicPartition
+from kmr.service.threads import run_in_thread
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter
 
@@ -103,6 +105,27 @@ async def test_a_map_that_hangs_leaves_and_the_others_go_on(patient: None) -> No
         await until_nothing_is_in_flight(worker)
     assert slow.calls == 6 * 2 + 6 + 1  # no record twice
     assert written(journal, 2) == [0, 1, 2, 3]
+
+
+async def test_a_map_is_quick_whose_end_a_busy_event_loop_notices_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def late(*arguments: Any, **options: Any) -> Any:
+        result = await run_in_thread(*arguments, **options)
+        await anyio.sleep(0.5)
+        return result
+
+    monkeypatch.setattr("kmr.mapping.executor.run_in_thread", late)
+    monkeypatch.setattr("kmr.map._QUICK", 0.25)
+    journal, consumer = Journal(), MemoryConsumer()
+    strategy = Strategy(locate, [MemoryWriter(journal, max_age=0.01)])
+    async with running(strategy, consumer, executor="thread") as worker:
+        await consumer.rebalance(PARTITIONS[:1])
+        put(consumer, 0, 0, *[b"a"] * (LITTLE + 1))
+        await until_settled(worker, PARTITIONS[0], LITTLE + 1)
+        put(consumer, 0, LITTLE + 1, b"b")
+        await until_settled(worker, PARTITIONS[0], LITTLE + 2)
+        assert alone(worker)[0] == 1
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["with room", "into a full stage"])
