@@ -115,7 +115,11 @@ class TypedFormat(ValueFormat):
                     return f"field {name}: invalid UTF-8 ({error.reason})"
                 except msgspec.MsgspecError:  # another field is wrong too
                     continue
-        return reason_of_value(error, lambda: self.decode_as(cast("builtins.type", Any), value))
+        return reason_of_value(error, lambda: self.document(value))
+
+    def document(self, value: Any) -> Any:
+        """Decode one value without its type, for messages. May raise any exception."""
+        return self.decode_as(cast("builtins.type", Any), value)
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode values to columns; see `ValueFormat.decode`."""

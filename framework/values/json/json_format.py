@@ -192,6 +192,12 @@ class Json(TypedFormat):
             )
         return super().reason(value, error)
 
+    def document(self, value: Any) -> Any:
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.MsgspecError:  # a number beyond the floats
+            return _PLAIN.decode(value)
+
     def decode_as(self, cls: builtins.type, value: bytes) -> object:
         decoded: object = msgspec.json.decode(value, type=cls)
         return decoded

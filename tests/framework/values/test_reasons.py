@@ -50,6 +50,7 @@ class Wide(msgspec.Struct):
         (b'{"at":"yesterday"}', "field at: invalid RFC3339 encoded datetime: 'yesterday'"),
         (b'{"kind":"c"}', "field kind: invalid enum value 'c'"),
         (b'{"age":3}', "field age: expected int >= 18: 3"),
+        (b'{"age":1e400}', "field age: number out of range: Decimal('1E+400')"),
         (b'{"text":null}', "field text: expected str, got null"),
         (b'{"text":1,"text":"b"}', "field text: expected str, got int"),  # which was it?
         (b'{"counts":{"1":2,"3":"x"}}', "field counts[...]: expected int, got str: 'x'"),
