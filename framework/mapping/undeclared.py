@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 _CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
+_BUILT_IN: Final = _CONTAINERS | {type(None), bool, int, float, str, bytes, datetime}
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _ZONE: Final = attrgetter("tzinfo")
 _DEEPEST: Final = 100  # levels; the casts of sinks call themselves for each
@@ -95,7 +96,7 @@ def _column(
         values = [None if row in hidden else value for row, value in enumerate(values)]
     if sink_type is not None and (texts := number_texts(values, classes, sink_type)) is not values:
         return to_column(texts, pa.string(), refused)
-    if any(map(_counts_itself, classes)):
+    if not classes <= _BUILT_IN and any(map(_counts_itself, classes)):
         values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
         classes = frozenset(map(type, values))
     with suppress(Exception):  # a value may be of any class
@@ -117,7 +118,7 @@ def _column(
 
 def _counts_itself(cls: type) -> bool:
     """Return whether a class of lists has a length of its own: Arrow ends the process where that raises."""
-    return issubclass(cls, list | tuple) and cls.__len__ not in (list.__len__, tuple.__len__)
+    return issubclass(cls, (list, tuple)) and cls.__len__ not in (list.__len__, tuple.__len__)
 
 
 def _finite(values: list[Any], refused: dict[int, str]) -> list[Any]:

@@ -10,18 +10,20 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
 
 
-def are_foreign(classes: Iterable[type], kind: pa.DataType) -> bool:
+def are_foreign(classes: AbstractSet[type], kind: pa.DataType) -> bool:
     """Return whether values of these classes, or inside of them, may be such that `plain_foreign` is needed.
 
     Args:
         kind: what Arrow made of the values.
     """
-    if any(_is_of_pandas(each) or each is np.ma.MaskedArray for each in classes):
+    if np.ma.MaskedArray in classes:
         return True
-    return "pandas" in sys.modules and pa.types.is_nested(kind) and _has_times(kind)
+    if "pandas" not in sys.modules:
+        return False
+    return any(map(_is_of_pandas, classes)) or (pa.types.is_nested(kind) and _has_times(kind))
 
 
 def plain_foreign(value: Any) -> Any:
