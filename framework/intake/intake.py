@@ -227,7 +227,7 @@ LONGEST: Final = 0.5
 
 _MANY: Final = 32  # partitions; fewer cost little
 _LITTLE_BYTES: Final = 64 * 1024  # of a batch, on average
-_SHARE: Final = 0.2  # of the time
+_SHARE: Final = 0.15  # of the time
 _PART_OF_AGE: Final = 0.1
 
 
@@ -235,7 +235,7 @@ class Linger:
     """Lets the records of many quiet partitions gather, so that a busy worker has fewer batches to handle.
 
     A batch costs the event loop about the same, whether it has one record or hundreds. So the next fetch
-    waits until what the loop has worked since the last one is a fifth of the time.
+    waits until what the loop has worked since the last one is 15 % of the time.
     A worker that has worked less than that fetches at once, and so does one that is behind.
 
     Args:

@@ -180,12 +180,12 @@ def test_a_worker_that_is_idle_takes_a_record_at_once() -> None:
     assert Loop(0.1).poll(LITTLE, every=1.0) == 0.0
 
 
-def test_the_work_between_two_fetches_is_a_fifth_of_the_time_at_most() -> None:
+def test_the_work_between_two_fetches_is_a_limited_part_of_the_time() -> None:
     loop = Loop(0.0001)
-    assert loop.poll(*[LITTLE] * 500) == pytest.approx(0.25)
+    assert loop.poll(*[LITTLE] * 500) == pytest.approx(0.05 / 0.15)
     before, worked = loop.now, loop.worked
     loop.poll(*[LITTLE] * 500)
-    assert (loop.worked - worked) / (loop.now - before) == pytest.approx(0.2)
+    assert (loop.worked - worked) / (loop.now - before) == pytest.approx(0.15)
 
 
 def test_the_answers_of_several_brokers_count_together() -> None:
@@ -193,7 +193,7 @@ def test_the_answers_of_several_brokers_count_together() -> None:
     for _ in range(3):
         loop.worked += 0.01
         loop.linger.after([LITTLE] * 10, 100)
-    assert loop.linger.seconds == pytest.approx(0.15)
+    assert loop.linger.seconds == pytest.approx(0.2)
 
 
 def test_records_never_gather_for_longer_than_that() -> None:
