@@ -88,8 +88,11 @@ def test_a_map_of_another_library_makes_the_rows_of_the_records(
     assert run.table.schema.types == [pa.string(), pa.string()]
     assert [offset for _, offset in run.filtered] == [0]
     declared = strategy.row_schema
-    assert declared is not None
-    assert declared.names == ["path", "kind"]
+    if function is pandas_map and pd.Series(["a"]).dtype == object:  # no type without values
+        assert declared is None
+    else:
+        assert declared is not None
+        assert declared.names == ["path", "kind"]
 
 
 def test_an_error_of_a_lazy_query_fails_only_the_records_that_raise_it() -> None:
