@@ -1,4 +1,4 @@
-"""Rows of a per-record function become columns part by part, while the processor's cache has them."""
+"""Rows of a per-record function become columns part by part, so that few of their objects are in memory."""
 
 from __future__ import annotations
 

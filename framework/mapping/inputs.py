@@ -48,8 +48,8 @@ _TOMBSTONE: Final = "value: null (a tombstone)"
 _NO_KEY: Final = "key: null, and so is the value: nothing says what is deleted"
 _OP: Final[pa.Field[Any]] = pa.field("op", pa.string(), nullable=False)
 
-PART: Final = 1_024
-"""Records whose objects are made at a time: the processor's cache has all of them."""
+PART: Final = 4_096
+"""Records whose objects are in memory at a time."""
 
 
 class Arguments(NamedTuple):
@@ -202,7 +202,7 @@ class Inputs:
         return at_record_time
 
     def parts(self, records: pa.RecordBatch) -> deque[pa.RecordBatch]:
-        """Divide records for calls of a per-record function, so that the processor's cache has their objects.
+        """Divide records for calls of a per-record function, so that few of their objects are in memory.
 
         Not where the format decodes many values at once.
         """
