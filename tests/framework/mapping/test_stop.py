@@ -50,7 +50,9 @@ async def test_the_call_under_way_is_the_last_one(
     assert (mapped.offsets.tolist(), mapped.rest) == (mapped_offsets, rest)
 
 
-@pytest.mark.parametrize("during", [1, PART - 2, PART - 1, PART, PART + 900, 2 * PART, 3 * PART - 2])
+@pytest.mark.parametrize(
+    "during", [1, PART - 2, PART - 1, PART, PART + 900, 2 * PART, 3 * PART - 2]
+)
 def test_a_map_of_many_records_has_the_rows_and_failures_before_the_stop_alone(during: int) -> None:
     class Number(msgspec.Struct):
         n: int
@@ -73,7 +75,9 @@ def test_a_map_of_many_records_has_the_rows_and_failures_before_the_stop_alone(d
     assert mapped.offsets.tolist() == rows
     assert mapped.table is not None
     assert mapped.table["n"].to_pylist() == rows
-    assert [each.offset for each in mapped.failures] == [n for n in begun if not n % 17 or not n % 5]
+    assert [each.offset for each in mapped.failures] == [
+        n for n in begun if not n % 17 or not n % 5
+    ]
 
 
 def test_a_map_of_many_records_frees_those_that_are_mapped() -> None:
