@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -63,9 +64,10 @@ async def hasty() -> WorkerProcess:
     """A process that has ended, while the event loop has read nothing of what it said."""
     job = Job(0, None, None, {}, leaves=False)
     process = await WorkerProcess.start(job, (sys.executable, "-I", "-S", "-c", HASTY))
-    end = os.pidfd_open(process.pid)
-    select.select([end], [], [], 30)
-    os.close(end)
+    with suppress(ProcessLookupError):  # it has ended, and the event loop knows it
+        end = os.pidfd_open(process.pid)
+        select.select([end], [], [], 30)
+        os.close(end)
     return process
 
 
