@@ -1,4 +1,4 @@
-"""What a topic of dead letters has: its letters, the passes over them, and what is open."""
+"""Reads a topic of dead letters: all letters, the passes over them, and the letters that are still open."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class _Recent:
         self._sum = 0
 
     def add(self, number: int) -> None:
-        self._forget()  # here too: nobody asks for the sum while no record fails
+        self._forget()  # `sum` is not called while no record fails
         self._added.append((anyio.current_time(), number))
         self._sum += number
 

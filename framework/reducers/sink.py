@@ -78,7 +78,7 @@ class Capabilities:
 
 
 def _untold() -> None:
-    """Tell nobody."""
+    """Do nothing: no stage watches this write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ def _shown(document: Callable[[], Any], path: str, text: str) -> str:
     """Return the value at a path, to end a reason with; empty if it is not known which one is meant."""
     try:
         values = [document()]
-    except Exception:  # noqa: BLE001  what is no value at all
+    except Exception:  # noqa: BLE001  the document cannot be decoded as a whole
         return ""
     for step in _STEP.findall(path):
         values = [each for value in values for each in _inside(value, step)]
