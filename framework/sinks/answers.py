@@ -12,6 +12,11 @@
 these are not about a value (`Answer.about_values`), then the set-up is wrong, and the worker ends with them.
 Smaller flushes are counted together, until a row is written. What a constraint or a parser refuses is always
 about values: such rows go to `reduce_err`, however many they are (`err_limit` limits them).
+
+**The rule for "later"**: a server may say so for ever about one row, such as a trigger that raises a
+serialization failure. After 8 such answers about the same rows (`Patience`), these are bisected too, where
+the answer may be about rows (`Answer.may_be_of_rows`). A row that is refused alone goes to `reduce_err`, if
+the same server writes others of the flush. If it writes none, the rows wait: that is no answer about rows.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import anyio
+import structlog
 
 from ..errors import KmrError, SinkError, StrategyError
 
@@ -29,11 +35,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 
 T = TypeVar("T")
+_log = structlog.get_logger(__name__)
 
 Kind = Literal["later", "schema", "rows", "stop", "unknown"]
 
 _LONGEST_REASON: Final = 300
 _LARGE: Final = 100  # rows
+_PATIENT: Final = 8  # attempts: about 10 seconds, with the pauses of `kmr.reducers.flushing`
 _RECONNECT: Final = 0.5  # seconds between attempts to reach a server that is not there yet
 
 
@@ -47,6 +55,7 @@ class Answer:
         after: seconds to wait before the next attempt; None: the stage decides.
         not_begun: the server has certainly not begun to process the request.
         message: the server's words, of any length.
+        may_be_of_rows: of "later": fewer rows, or others, may be written now.
     """
 
     kind: Kind
@@ -55,6 +64,7 @@ class Answer:
     after: float | None = None
     not_begun: bool = False
     message: str = ""
+    may_be_of_rows: bool = False
 
 
 async def connected(
@@ -119,6 +129,34 @@ class SetUp:
             )
 
 
+class Patience:
+    """Applies the rule for "later" to the ranges of one writer."""
+
+    def __init__(self) -> None:
+        self._attempts: dict[str, int] = {}
+
+    def note(self, token: str, reason: str) -> None:
+        """Note that the rows of a range are to be written later."""
+        attempts = self._attempts[token] = self._attempts.get(token, 0) + 1
+        if attempts == _PATIENT:
+            _log.warning(
+                "a flush was put off again and again: its rows are bisected", token=token, reason=reason
+            )
+
+    def is_over(self, token: str) -> bool:
+        """Return whether an answer "later" about these rows is taken for one about some of them."""
+        return self._attempts.get(token, 0) >= _PATIENT
+
+    def forget(self) -> None:
+        """Forget all ranges: they are written."""
+        self._attempts = {}
+
+
+def put_off(reason: str) -> str:
+    """Return the reason of a row that a server puts off each time, and writes others."""
+    return f"{reason} (each of {_PATIENT} attempts; other rows are written)"
+
+
 def one_line(text: str) -> str:
     """Return the beginning of a text in one line."""
     return " ".join(text.split())[:_LONGEST_REASON]
@@ -146,6 +184,8 @@ _POSTGRES_LATER: Final = (
     "25P04",
     "55P03",
 )
+# Of these: transactions that collide, locks, memory. The others are about the server.
+_POSTGRES_OF_ROWS: Final = ("40", "53200", "53400", "55P03")
 _POSTGRES_SCHEMA: Final = ("42P01", "42703", "42804", "42846")
 _POSTGRES_VALUES: Final = ("22", "23", "44")  # values that cannot be stored, and constraints
 _POSTGRES_STOP: Final = ("28", "3D", "3F", "42501")
@@ -184,7 +224,12 @@ def of_sqlstate(state: str, text: str, detail: str | None = None) -> Answer:
         ("stop", _POSTGRES_STOP),
     )
     kind: Kind = next((kind for kind, states in kinds if state.startswith(states)), "rows")
-    return Answer(kind, reason, about_values=state.startswith(_POSTGRES_VALUES))
+    return Answer(
+        kind,
+        reason,
+        about_values=state.startswith(_POSTGRES_VALUES),
+        may_be_of_rows=kind == "later" and state.startswith(_POSTGRES_OF_ROWS),
+    )
 
 
 class PartRefused(Exception):
@@ -233,6 +278,8 @@ _CLICKHOUSE_LATER: Final = {
 }  # fmt: skip
 # Of these: the server refuses before it writes anything.
 _NOT_BEGUN: Final = frozenset((201, 202, 203, 242, 252, 745))
+# Of these: time and memory, which fewer rows take less of.
+_CLICKHOUSE_OF_ROWS: Final = frozenset((159, 160, 173, 241))
 # The table does not, or no longer, fit the rows.
 _CLICKHOUSE_SCHEMA: Final = {
     8: "THERE_IS_NO_COLUMN", 10: "NOT_FOUND_COLUMN_IN_BLOCK", 15: "DUPLICATE_COLUMN",
@@ -289,6 +336,7 @@ def of_clickhouse(error: Exception) -> Answer:
         after=5.0 if code == 252 and kind == "later" else None,
         not_begun=not begun,
         message=message,
+        may_be_of_rows=kind == "later" and code in _CLICKHOUSE_OF_ROWS and "view" not in text,
     )
 
 

@@ -123,6 +123,7 @@ class RangeRows:
         shared: the token under which the rows are written first, because others may have been written with
             them under it; empty: `token`.
         piece: which rows of the range these are, where it is not written at once: `0-128`.
+        divides_later: an answer "later" is taken for one about some of the rows (`answers.Patience`).
     """
 
     token: str
@@ -134,6 +135,7 @@ class RangeRows:
     joined: tuple[str, ...] = ()
     shared: str = ""
     piece: str = ""
+    divides_later: bool = False
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))

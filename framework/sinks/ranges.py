@@ -22,7 +22,7 @@ from ..reducers.collect import Collecting
 from ..reducers.reducer import ERROR_STAGE, Retry
 from ..reducers.sink import NEW, Capabilities, RowsRefused, Sink
 from ..service.threads import run_in_thread
-from .answers import SetUp
+from .answers import Patience, SetUp
 from .planning import RangeRows, join_ranges, plan_ranges
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class RangeWriter(Collecting, Sink):
         self.concurrency = concurrency
         self.takes_letters = False  # is this reduce-err, which must accept every failed record?
         self._stage, self._takes_refused = "", True
-        self.set_up = SetUp()
+        self.set_up, self._patience = SetUp(), Patience()
         self.leaving_out = LeavingOut()
         self._group = ""
         self._generations: Mapping[TopicPartition, int] = {}
@@ -167,6 +167,7 @@ class RangeWriter(Collecting, Sink):
         # repeats a micro-batch with its tokens, also in another process.
         is_new = self.takes_letters and for_sinks.session is None
         self._otherwise = next_generation() if is_new else 0
+        self._patience = Patience()  # of this copy
         opened = for_sinks.opened
         if isinstance(opened, RangeWriter):
             self._limiter, self._proven = opened._limiter, opened._proven  # noqa: SLF001  of our class
@@ -233,6 +234,7 @@ class RangeWriter(Collecting, Sink):
         """Forget the written ranges: the flush is complete."""
         self._tried = False
         self._written = {}
+        self._patience.forget()
 
     async def _deliver(self, rows: RangeRows, limiter: anyio.CapacityLimiter) -> Sequence[Refusal]:
         turn = rows.write.joined
@@ -281,7 +283,12 @@ class RangeWriter(Collecting, Sink):
             if not rows.repeated:
                 raise self._unexpected(rows)
             return rows.refusals(await _call(self.refused, rows))
-        refused = await _call(self.write, rows)
+        rows = replace(rows, divides_later=self._patience.is_over(rows.token))
+        try:
+            refused = await _call(self.write, rows)
+        except Retry as retry:
+            self._patience.note(rows.token, retry.reason)
+            raise
         if first and rows.span is not None:
             self._proven.add(rows.span.topic_partition)
         return rows.refusals(refused or {})

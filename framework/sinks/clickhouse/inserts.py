@@ -18,7 +18,7 @@ from ...errors import KmrError, StrategyError
 from ...record import PLACED, with_coordinates
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
-from ..answers import Answer, of_clickhouse
+from ..answers import Answer, of_clickhouse, put_off
 from ..choosing import choose
 from ..parquet.columns import stored_type
 from ..planning import Section
@@ -49,6 +49,7 @@ _SETTINGS: Mapping[str, int | str] = {
 _NO_MEMORY: Mapping[str, int] = {"insert_deduplicate": 0}
 _ALTER_SETTINGS: Mapping[str, int] = {"alter_sync": 2}  # wait for all replicas
 _SMALL_ROWS = 64
+_MOST_LATE = 64  # sections that are refused for later before any is written
 _MOST_REFUSED = 200  # small sections; more are divided only while they save more rows than that
 _log = structlog.get_logger(__name__)
 
@@ -196,12 +197,21 @@ class Inserter:
         refusals = Refusals(block, block.refused, set(block.fitted.general))
         self.require_taken(insert, block.refused)
         division = _Division(deque(insert.sections()), max(_SMALL_ROWS, len(insert) // 512))
+        late: list[Answer] = []
+        is_written = False
         while division.todo:
             section = division.todo.popleft()
             outcome = self._outcomes.get(section.token)
             if outcome is None:
-                outcome = await self._send(section, block, table, last=last)
-                if isinstance(outcome, Answer):
+                outcome = await self._send(
+                    section, block, table, last=last, divides_later=insert.divides_later
+                )
+                if isinstance(outcome, Answer) and outcome.kind == "later":
+                    late.append(outcome)
+                    if len(late) > _MOST_LATE and not is_written:
+                        break
+                    outcome = replace(outcome, reason=put_off(outcome.reason))
+                elif isinstance(outcome, Answer):
                     if found := await self._found(section, block, outcome):
                         self.require_taken(insert, found)
                         refusals.add_found(found, outcome)
@@ -217,6 +227,7 @@ class Inserter:
                             refusals.add(Section(section.of, row, row + 1), answer)
                         division.todo.appendleft(section)
                         continue
+                if isinstance(outcome, Answer):
                     if insert.joined and insert.shared:
                         reason = f"some rows of {len(insert.joined)} partitions: {outcome.reason}"
                         raise Retry(f"{table}: {reason}", after=0.0, may_double=False)  # each alone
@@ -226,8 +237,12 @@ class Inserter:
                         outcome = _SectionOutcome.DIVIDED
                 self._outcomes[section.token] = outcome
             division.note(section, outcome)
+            is_written |= outcome is _SectionOutcome.WRITTEN
             if isinstance(outcome, Answer):
                 refusals.add(section, outcome)
+        if late and not is_written:
+            self.forget()
+            raise Retry(f"{table}: {late[0].reason}", after=late[0].after, may_double=False)
         self.set_up.judge(table, len(insert), refusals.reasons, refusals.general)
         self.leaving_out.of(table, block.fitted)
         return refusals.explained()
@@ -325,7 +340,13 @@ class Inserter:
         return [each for each in fields if each.name not in self._refused_columns]
 
     async def _send(
-        self, section: Section, block: Block, table: ClickHouseTable, *, last: bool
+        self,
+        section: Section,
+        block: Block,
+        table: ClickHouseTable,
+        *,
+        last: bool,
+        divides_later: bool,
     ) -> _SectionOutcome | Answer:
         start, stop = section.start, section.stop
         body = await run_in_thread(block.encode, start, stop, self.compression)
@@ -348,7 +369,7 @@ class Inserter:
                 raise Retry(f"{table} is another group's", may_double=False) from error
             if is_exchanged or (answer.kind == "schema" and not last):
                 raise SchemaMismatch(answer.reason) from error
-            if answer.kind in ("rows", "schema"):
+            if answer.kind in ("rows", "schema") or (divides_later and answer.may_be_of_rows):
                 return answer
             raise
         return _SectionOutcome.WRITTEN

@@ -23,7 +23,7 @@ from ...columns.reasons import cannot_hold
 from ...columns.texts import POSTGRES, text_of
 from ...errors import StrategyError
 from ...service.threads import run_in_thread
-from ..answers import Answer, of_postgres, of_sqlstate
+from ..answers import Answer, of_postgres, of_sqlstate, put_off
 from .table import quote
 from .types import copy_columns, copy_text
 
@@ -70,7 +70,7 @@ BEGIN
             EXECUTE current_setting('kmr.insert') || '(' || line.cells || ')' || current_setting('kmr.after');
             GET DIAGNOSTICS count = ROW_COUNT;
             stored := stored + count;
-        EXCEPTION WHEN OTHERS THEN
+        EXCEPTION WHEN ASSERT_FAILURE OR OTHERS THEN
             GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
             state := SQLSTATE;
             message := SQLERRM;
@@ -120,6 +120,7 @@ class Copying:
         progress: called before each step; none takes longer than the caller's timeout for a statement.
 
     Attributes:
+        divides_later: an answer "later" is taken for one about some of the rows, where others are stored.
         stored: how many rows the server has stored: a trigger may leave others out.
     """
 
@@ -138,7 +139,8 @@ class Copying:
         self._progress = progress
         self._columns = columns
         casts = [(at, each.type_name) for at, each in enumerate(columns)]
-        self.stored = 0
+        self.stored, self.divides_later = 0, False
+        self._put_off: Answer | None = None
         self._casts = msgspec.json.encode(casts).decode()
         self._is_secured = False
         self._copy_statement = f"COPY {table} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
@@ -190,6 +192,8 @@ class Copying:
                     refused[start] = Answer("rows", self._too_slow)
                 else:  # once more, when the others are written
                     todo.insert(0, (start, stop))
+        if self._put_off is not None and not self.stored:
+            raise ServerAnswer(self._put_off)
         return refused
 
     @property
@@ -225,7 +229,7 @@ class Copying:
                 stored = await self._copy(text)
         except psycopg.Error as error:
             answer = of_postgres(error)
-            if answer.kind == "later":
+            if answer.kind == "later" and not (self.divides_later and answer.may_be_of_rows):
                 raise
             if answer.kind == "stop":
                 raise ServerAnswer(answer) from error
@@ -266,6 +270,9 @@ class Copying:
                 answer = replace(answer, reason=f"{named}: {answer.reason}")
             if state == "42501" and self._is_secured:  # a policy refuses the row
                 answer = Answer("rows", answer.reason)
+            if self.divides_later and answer.may_be_of_rows:
+                self._put_off = answer
+                answer = Answer("rows", put_off(answer.reason))
             if answer.kind in ("later", "stop"):
                 raise ServerAnswer(answer)
             refused[row] = answer

@@ -374,6 +374,7 @@ class PostgresWriter(RangeWriter):
                 general,
                 lambda columns: Copying(connection, self._name, columns, self._pace, progress),
                 self.columns,
+                divides_later=rows.divides_later,
             )
         else:
             refused = await self._apply(self._changes, connection, rows, table, general, progress)
@@ -406,12 +407,14 @@ class PostgresWriter(RangeWriter):
             general,
             lambda columns: deleting(connection, self._name, columns, self._pace, progress),
             key,
+            divides_later=rows.divides_later,
         )
         failed = await self._send(
             applied.upserts,
             general,
             lambda columns: upserting(connection, self._name, columns, key, self._pace, progress),
             self.columns,
+            divides_later=rows.divides_later,
         )
         refused = {
             **applied.among(gone, deleted=True),
@@ -440,6 +443,8 @@ class PostgresWriter(RangeWriter):
         general: set[str],
         copying: Callable[[Sequence[PostgresColumn]], Copying],
         only: Sequence[str] | None,
+        *,
+        divides_later: bool,
     ) -> dict[int, str]:
         """Write the rows that fit; return the others, with the reasons; `general` gets those of all rows."""
         if not table.num_rows:
@@ -447,6 +452,7 @@ class PostgresWriter(RangeWriter):
         fitted, columns = await run_in_thread(self._fit, table, only)
         kept = fitted.kept()
         copied = copying(columns)
+        copied.divides_later = divides_later
         answers = await copied.write(kept)
         # Changes may store nothing: a delete of a key that is not there, or a key alone.
         if self._changes is None:

@@ -271,3 +271,39 @@ async def test_bytes_and_far_times_are_text_for_copy() -> None:
     assert copy_columns(table).to_pylist() == [
         {"at": "294247-01-10 04:00:54.775807+00", "b": "\\x01"}
     ]
+
+
+async def test_a_row_that_is_put_off_each_time_is_refused_and_its_neighbours_are_written(
+    postgres_url: str, context: Context
+) -> None:
+    execute(
+        postgres_url,
+        'CREATE TABLE hits ("offset" bigint, n int)',
+        "CREATE FUNCTION collides() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.n = 3 THEN "
+        "RAISE EXCEPTION 'could not serialize access' USING ERRCODE = '40001'; END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER t BEFORE INSERT ON hits FOR EACH ROW EXECUTE FUNCTION collides()",
+    )
+    writer = await opened(postgres_url, context)
+    for _ in range(8):
+        assert isinstance(await flush(writer, rows(0, 9, n=range(10))), Retry)
+    [(row, reason)] = refused(await flush(writer, rows(0, 9, n=range(10))))
+    assert row == 3
+    assert "could not serialize access (each of 8 attempts; other rows are written)" in reason
+    assert query(postgres_url) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    for _ in range(12):  # none of these is written: the server may be the reason
+        assert isinstance(await flush(writer, rows(10, 12, n=[3, 3, 3])), Retry)
+
+
+async def test_a_trigger_that_asserts_refuses_its_row(postgres_url: str, context: Context) -> None:
+    execute(
+        postgres_url,
+        'CREATE TABLE hits ("offset" bigint, n int)',
+        "CREATE FUNCTION asserts() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "ASSERT NEW.n <> 3, 'n is odd'; RETURN NEW; END $$",
+        "CREATE TRIGGER t BEFORE INSERT ON hits FOR EACH ROW EXECUTE FUNCTION asserts()",
+    )
+    writer = await opened(postgres_url, context)
+    [(row, reason)] = refused(await flush(writer, rows(0, 9, n=range(10))))
+    assert row == 3
+    assert "n is odd" in reason
+    assert query(postgres_url) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
