@@ -140,7 +140,9 @@ class Patience:
         attempts = self._attempts[token] = self._attempts.get(token, 0) + 1
         if attempts == _PATIENT:
             _log.warning(
-                "a flush was put off again and again: its rows are bisected", token=token, reason=reason
+                "a flush was put off again and again: its rows are bisected",
+                token=token,
+                reason=reason,
             )
 
     def is_over(self, token: str) -> bool:

@@ -39,17 +39,24 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Rows `[start, stop)` of the range with the token `of`, sent together; `whole`: the token of all."""
+    """Rows `[start, stop)` of the range with the token `of`, sent together.
+
+    Attributes:
+        whole: the token of all.
+        there: names the rows that the table has and that are not sent; empty if it has none.
+    """
 
     of: str
     start: int
     stop: int
     whole: str = ""
+    there: str = ""
 
     @property
     def token(self) -> str:
         """The deduplication token."""
-        return self.whole or f"{self.of}/{self.start}-{self.stop}"
+        token = self.whole or f"{self.of}/{self.start}-{self.stop}"
+        return f"{token}/without-{self.there}" if self.there else token
 
     def halves(self) -> tuple[Section, Section]:
         """Bisect a refused section of two rows or more."""

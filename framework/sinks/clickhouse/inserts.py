@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from hashlib import sha256
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from .types import fields_left_out
 from .violations import violations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from ...record import Rows
     from ..answers import SetUp
@@ -72,11 +73,15 @@ class _Division:
             end.
         small: the most rows of a small one.
         is_begun: a section was divided or refused.
+        is_written: a section was written.
+        late: the answers "later".
     """
 
     todo: deque[Section]
     small: int
     is_begun: bool = False
+    is_written: bool = False
+    late: list[Answer] = field(default_factory=list)
     _refusals: int = 0
     _written: int = 0
 
@@ -86,16 +91,28 @@ class _Division:
         pays = size > self.small or self._refusals < max(_MOST_REFUSED, self._written)
         return size > 1 and pays
 
+    @property
+    def is_late(self) -> bool:
+        """Whether so many sections are to be written later that the server, and not a row, is the reason."""
+        return len(self.late) > _MOST_LATE and not self.is_written
+
     def note(self, section: Section, outcome: _SectionOutcome | Answer) -> None:
         """Count the outcome of a section; its halves are next if it is divided."""
         size = section.stop - section.start
         self.is_begun |= outcome is not _SectionOutcome.WRITTEN
+        self.is_written |= outcome is _SectionOutcome.WRITTEN
         if size <= self.small:
             self._refusals += outcome is not _SectionOutcome.WRITTEN
             self._written += size * (outcome is _SectionOutcome.WRITTEN)
         if outcome is _SectionOutcome.DIVIDED:
             add = self.todo.extend if size > self.small else self.todo.extendleft
             add(section.halves())
+
+
+def _left(section: Section, there: Collection[int]) -> Section:
+    """Return a section with the rows that the table has: its token is another one then."""
+    found = [row for row in range(section.start, section.stop) if row in there] if there else []
+    return replace(section, there=sha256(str(found).encode()).hexdigest()[:16] if found else "")
 
 
 @dataclass(slots=True)
@@ -135,8 +152,11 @@ class Inserter:
     _warned: set[str] = field(default_factory=set)
     _refused_columns: set[str] = field(default_factory=set)
 
-    async def write(self, insert: RangeRows) -> Mapping[int, str]:
+    async def write(self, insert: RangeRows, there: Collection[int] = ()) -> Mapping[int, str]:
         """Write an insert; return the numbers of rows that the table cannot store, with the reasons.
+
+        Args:
+            there: the numbers of rows that the table has.
 
         Raises:
             Retry: the server will accept the rows later.
@@ -145,10 +165,10 @@ class Inserter:
         """
         try:
             try:
-                return await self._attempt(insert)
+                return await self._attempt(insert, there)
             except SchemaMismatch:
                 await self._reread()
-            return await self._attempt(insert, last=True)
+            return await self._attempt(insert, there, last=True)
         except (KmrError, Retry):
             raise
         except Exception as error:
@@ -192,60 +212,80 @@ class Inserter:
             block = await run_in_thread(self._cast, insert, table)
         return block, table
 
-    async def _attempt(self, insert: RangeRows, *, last: bool = False) -> Mapping[int, str]:
+    async def _attempt(
+        self, insert: RangeRows, there: Collection[int], *, last: bool = False
+    ) -> Mapping[int, str]:
         block, table = await self._fit(insert)
         refusals = Refusals(block, block.refused, set(block.fitted.general))
         self.require_taken(insert, block.refused)
         division = _Division(deque(insert.sections()), max(_SMALL_ROWS, len(insert) // 512))
-        late: list[Answer] = []
-        is_written = False
-        while division.todo:
-            section = division.todo.popleft()
+        block.refused.update(dict.fromkeys(there, "the table has it"))
+        while division.todo and not division.is_late:
+            section = _left(division.todo.popleft(), there)
+            if section.there and section.stop - section.start > division.small:
+                division.note(section, _SectionOutcome.DIVIDED)
+                continue
             outcome = self._outcomes.get(section.token)
             if outcome is None:
                 outcome = await self._send(
                     section, block, table, last=last, divides_later=insert.divides_later
                 )
-                if isinstance(outcome, Answer) and outcome.kind == "later":
-                    late.append(outcome)
-                    if len(late) > _MOST_LATE and not is_written:
-                        break
-                    outcome = replace(outcome, reason=put_off(outcome.reason))
-                elif isinstance(outcome, Answer):
-                    if found := await self._found(section, block, outcome):
-                        self.require_taken(insert, found)
-                        refusals.add_found(found, outcome)
+                if isinstance(outcome, Answer):
+                    begun = division.is_begun
+                    if await self._finds(section, block, table, outcome, insert, refusals, begun):
                         # With the same token: nothing was written under it.
                         division.todo.appendleft(section)
                         continue
-                    if not division.is_begun and (
-                        answers := await self._raising(section, block, table)
-                    ):
-                        reasons = {row: answer.reason for row, answer in answers.items()}
-                        self.require_taken(insert, reasons)
-                        for row, answer in answers.items():
-                            refusals.add(Section(section.of, row, row + 1), answer)
-                        division.todo.appendleft(section)
-                        continue
-                if isinstance(outcome, Answer):
-                    if insert.joined and insert.shared:
-                        reason = f"some rows of {len(insert.joined)} partitions: {outcome.reason}"
-                        raise Retry(f"{table}: {reason}", after=0.0, may_double=False)  # each alone
-                    rows = range(section.start, section.stop)
-                    self.require_taken(insert, dict.fromkeys(rows, outcome.reason))
-                    if division.divides(section):
-                        outcome = _SectionOutcome.DIVIDED
+                    outcome = self._refused(insert, section, division, outcome)
                 self._outcomes[section.token] = outcome
             division.note(section, outcome)
-            is_written |= outcome is _SectionOutcome.WRITTEN
             if isinstance(outcome, Answer):
                 refusals.add(section, outcome)
-        if late and not is_written:
+        if division.late and not division.is_written:
             self.forget()
-            raise Retry(f"{table}: {late[0].reason}", after=late[0].after, may_double=False)
+            late = division.late[0]
+            raise Retry(f"{table}: {late.reason}", after=late.after, may_double=False)
+        for row in there:
+            del refusals.reasons[row]
         self.set_up.judge(table, len(insert), refusals.reasons, refusals.general)
         self.leaving_out.of(table, block.fitted)
         return refusals.explained()
+
+    def _refused(
+        self, insert: RangeRows, section: Section, division: _Division, answer: Answer
+    ) -> _SectionOutcome | Answer:
+        """Return the outcome of a section that is refused."""
+        if insert.joined and insert.shared:
+            reason = f"some rows of {len(insert.joined)} partitions: {answer.reason}"
+            raise Retry(f"{self.table}: {reason}", after=0.0, may_double=False)  # each alone
+        if answer.kind == "later":
+            division.late.append(answer)
+            answer = replace(answer, reason=put_off(answer.reason))
+        self.require_taken(insert, dict.fromkeys(range(section.start, section.stop), answer.reason))
+        return _SectionOutcome.DIVIDED if division.divides(section) else answer
+
+    async def _finds(
+        self,
+        section: Section,
+        block: Block,
+        table: ClickHouseTable,
+        answer: Answer,
+        insert: RangeRows,
+        refusals: Refusals,
+        begun: bool,
+    ) -> bool:
+        """Add the rows of a section that an answer is about; return whether some are found undivided."""
+        if answer.kind == "later":
+            return False
+        if found := await self._found(section, block, answer):
+            self.require_taken(insert, found)
+            refusals.add_found(found, answer)
+            return True
+        answers = {} if begun else await self._raising(section, block, table)
+        self.require_taken(insert, {row: each.reason for row, each in answers.items()})
+        for row, each in answers.items():
+            refusals.add(Section(section.of, row, row + 1), each)
+        return bool(answers)
 
     def counts(self, parts: Sequence[Rows]) -> bool:
         """Return whether the table can tell how many rows of an insert it has."""

@@ -6,15 +6,19 @@
   written that may be there.
 - A range that was announced with others is written under their token (`RangeRows.shared`). Another of them
   may have taken it alone: then the rows are missing, and `repeat` writes them under the range's own.
+- A range is written in pieces where the server refuses rows of it. A table that was altered since then may
+  take as a whole what it refused, or know the token: `repeat` sends the rows that are missing.
 - The answer of a server does not tell whether it wrote the rows or dropped them as a repetition
   (`written_rows` counts both): `fingerprint` differs if rows were written in between.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import structlog
 
 from ...errors import KmrError, SinkError
@@ -22,7 +26,7 @@ from ...reducers.reducer import Retry
 from ..answers import of_clickhouse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from ..planning import RangeRows
     from .inserts import Inserter
@@ -93,12 +97,32 @@ async def repeat(inserter: Inserter, insert: RangeRows, *, alone: bool) -> Mappi
         SinkError: the rows cannot be counted, or the server accepts them again and again, but the table
             does not have them.
     """
-    result = await inserter.write(insert)
     table = inserter.table
     counts = table.counting.missing and inserter.counts(insert.parts)
+    is_ours = alone and insert.write.repeated and not insert.shared and not _is_reset(insert)
+    if counts and is_ours and (there := await _there(inserter, insert)):
+        return await inserter.write(insert, there)
+    result = await inserter.write(insert)
     if insert.shared or (counts and not table.is_replicated):
         await _verify(inserter, insert, result, alone=alone)
     return result
+
+
+async def _there(inserter: Inserter, insert: RangeRows) -> set[int]:
+    """Return the numbers of the rows that the table has.
+
+    None of them where it has a part of the rows of one record: which part is not known.
+    """
+    fits = np.ones(len(insert), np.bool_)
+    fits[list(await inserter.refused(insert))] = False
+    offsets = np.concatenate([rows.offsets for rows in insert.parts if rows.offsets is not None])
+    of_record = Counter(offsets[fits].tolist())
+    found = {
+        offset: n for offset, n in (await _found(inserter, insert)).items() if offset in of_record
+    }
+    if any(n < of_record[offset] for offset, n in found.items()):
+        return set()
+    return set(np.flatnonzero(fits & np.isin(offsets, list(found))).tolist())
 
 
 async def fingerprint(inserter: Inserter, insert: RangeRows) -> int | None:
@@ -148,7 +172,23 @@ async def _verify(
 
 
 async def _count(inserter: Inserter, insert: RangeRows) -> int:
-    """Count the rows of exactly the insert's offsets: others may lie between them.
+    """Count the rows of exactly the insert's offsets: others may lie between them."""
+    return sum([row["found"] async for row in _select(inserter, insert, "count() AS found")])
+
+
+async def _found(inserter: Inserter, insert: RangeRows) -> dict[int, int]:
+    """Count the rows of each of the insert's offsets that has some."""
+    selected = "toInt64(`offset`) AS at, count() AS found"
+    return {
+        row["at"]: row["found"]
+        async for row in _select(inserter, insert, selected, " GROUP BY `offset`")
+    }
+
+
+async def _select(
+    inserter: Inserter, insert: RangeRows, columns: str, grouped: str = ""
+) -> AsyncIterator[dict[str, Any]]:
+    """Select from the rows with the insert's offsets.
 
     On a replica that has everything that any replica has accepted.
     """
@@ -159,13 +199,12 @@ async def _count(inserter: Inserter, insert: RangeRows) -> int:
         "AND arrayExists(r -> `offset` BETWEEN r.1 AND r.2, {ranges:Array(Tuple(Int64, Int64))}) "
         "AND `topic` = {topic:String}"
     )
-    sql = f"SELECT count() AS found FROM {table.identifier} WHERE {where}"  # noqa: S608  quoted
+    sql = f"SELECT {columns} FROM {table.identifier} WHERE {where}{grouped}"  # noqa: S608  quoted
     synchronize: tuple[str, ...] = ()
     if table.engine.startswith("Shared"):
         sql += " SETTINGS select_sequential_consistency = 1"
     elif table.is_replicated:
         synchronize = (f"SYSTEM SYNC REPLICA {table.identifier} LIGHTWEIGHT",)
-    found = 0
     owners = dict.fromkeys(r.topic_partition for r in ranges)
     for owner in owners:
         own = [r for r in ranges if r.topic_partition == owner] if len(owners) > 1 else ranges
@@ -178,8 +217,8 @@ async def _count(inserter: Inserter, insert: RangeRows) -> int:
                 "last": some[-1].last,
                 "ranges": [(r.first, r.last) for r in some],
             }
-            found += await _ask(inserter, sql, parameters, *synchronize)
-    return found
+            for row in await _query(inserter, sql, parameters, *synchronize):
+                yield row
 
 
 async def _ask(inserter: Inserter, sql: str, parameters: Mapping[str, object], *before: str) -> int:
