@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .files import Directory
 
 _REFUSED = b"kmr.refused"
-"""The key in the footer of a file whose value is a JSON object: rows of its range that are not in it."""
+"""The key in the footer of the first file of a range: a JSON object with the rows that were refused."""
 
 
 class ParquetWriter(RangeWriter):

@@ -306,3 +306,20 @@ def test_a_writer_can_be_pickled_before_it_is_opened(tmp_path: Path) -> None:
         again.capabilities.on_spark
         == "exactly once, by one file per range of offsets; in the driver, per micro-batch"
     )
+
+
+async def test_only_one_of_the_files_of_a_range_has_the_reasons_of_refused_rows(
+    tmp_path: Path, context: Context
+) -> None:
+    schema = pa.schema([("day", pa.string()), ("n", pa.int8())])
+    writer = await opened(tmp_path, context, partition_by="day", schema=schema)
+    days = [f"{at % 20:02d}" for at in range(200)]
+    added = rows(0, 199, day=days, n=[300 if at % 3 else 1 for at in range(200)])
+    first = await flush(writer, added)
+    assert isinstance(first, Flushed)
+    assert len(found(tmp_path)) == 20
+    noted = [b"kmr.refused" in (pq.read_schema(path).metadata or {}) for path in found(tmp_path)]
+    assert noted == [True] + [False] * 19
+    again = await flush(writer, added, replayed=True)
+    assert isinstance(again, Flushed)
+    assert [each.reason for each in again.refusals] == [each.reason for each in first.refusals]
