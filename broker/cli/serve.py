@@ -78,7 +78,14 @@ def _give_up(seconds: float) -> None:
 _YOUNG_OBJECTS, _GENERATIONS = 20_000, 20  # Python's defaults: 700, 10
 
 
-@settings_flags(BROKER)
+_FIRST = (
+    "config", "data_dir", "host", "port", "advertised_host", "http_port", "partitions",
+    "auto_create_topics", "retention_seconds", "retention_bytes", "fsync", "users_file",
+    "acl_file", "tls_certificate", "tls_key", "log_level", "log_format", "registry_port",
+)  # fmt: skip
+
+
+@settings_flags(BROKER, first=_FIRST)
 @runs
 async def serve(
     *,

@@ -15,7 +15,7 @@ app = App(name="config", help="Show the settings of a worker, with their origins
 
 
 @app.command
-@settings_flags(WORKER, positional="strategy")
+@settings_flags(WORKER, positional="strategy", first=("config", "as_json"))
 def show(
     *,
     given: Given[Settings],

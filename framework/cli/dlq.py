@@ -256,6 +256,19 @@ def drop(
             "worker_live_timeout",
         ),
     ),
+    first=(
+        *(
+            "config",
+            "strategy",
+            "bootstrap_servers",
+            "which",
+            "to_topic",
+            "limit",
+            "rate",
+            "resume",
+        ),
+        *("dry_run", "log_level"),
+    ),
 )
 def replay(
     topic: str,

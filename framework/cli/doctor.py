@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 _WORDS: Final = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM"}
 
 
-@settings_flags(WORKER, positional="strategy")
+_FIRST: Final = ("config", "topics", "group", "bootstrap_servers", "format")
+
+
+@settings_flags(WORKER, positional="strategy", first=_FIRST)
 def doctor(
     strategy: str | None = None,
     /,

@@ -109,7 +109,8 @@ def show(
         print_json({"group": group.name, "state": group.state, "partitions": rows})
         return
     console = plain_console()
-    console.print(f"group {group.name}: {group.state}, {len(group.members)} members")
+    state = "does not exist" if group.state == "Dead" else group.state  # Kafka's word for both
+    console.print(f"group {group.name}: {state}, {len(group.members)} members")
     table = plain_table(
         "Partition", "Committed", "Start", "End", "Lag", "Member", "Announced", left=_LEFT
     )

@@ -22,12 +22,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.exceptions import UnusedCliTokensError
+from cyclopts.help import ColumnSpec, DefaultFormatter, NameRenderer
+from cyclopts.help.specs import AsteriskColumn, DescriptionColumn
 
 from ..errors import KmrError, SettingsError
 from .output import plain_console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from cyclopts.help import HelpEntry
+    from rich.console import Console, ConsoleOptions
 
 GROUP: Final = "kmr.commands"
 DISTRIBUTION: Final = "kafka-map-reduce"
@@ -84,11 +89,29 @@ def run_command(arguments: Sequence[str], groups: Iterable[EntryPoint]) -> int:
     return result if isinstance(result, int) else CLEAN
 
 
-def _shortened(command: Any) -> Any:
-    """Return a command with a short help; a group of commands as it is."""
+def _shortened(command: Any, *, is_short: bool) -> Any:
+    """Return a command whose help is short, or whole; of a group of commands, each of them."""
     from ..config.flags import shortened
 
-    return command if isinstance(command, App) else shortened(command)
+    if not isinstance(command, App):
+        return shortened(command, is_short=is_short)
+    if command.default_command is not None:
+        command.default_command = shortened(command.default_command, is_short=is_short)
+    for inner in command.subapps:
+        _shortened(inner, is_short=is_short)
+    return command
+
+
+def _columns(
+    console: Console, _: ConsoleOptions, entries: list[HelpEntry]
+) -> tuple[ColumnSpec, ...]:
+    """Return the columns of a table of flags: that of the names breaks none of them."""
+    names = [name for entry in entries for name in " ".join(entry.display_labels).split()]
+    longest = max(map(len, names), default=0)
+    renderer = NameRenderer(max(console.width * 35 // 100, longest + 2))
+    name = ColumnSpec(renderer=renderer, style="cyclopts.name", min_width=longest)
+    required = (AsteriskColumn,) if any(entry.required for entry in entries) else ()
+    return *required, name, DescriptionColumn
 
 
 def _with_help(message: str) -> str:
@@ -104,7 +127,11 @@ def _app(arguments: Sequence[str], groups: dict[str, EntryPoint]) -> App:
     # The list of groups is plain text: a Markdown parser would take a third of the time to show it.
     help_format: Final = "plaintext" if chosen is None else None
     app = App(
-        name="kmr", help=_HELP, version=lambda: version(DISTRIBUTION), help_format=help_format
+        name="kmr",
+        help=_HELP,
+        version=lambda: version(DISTRIBUTION),
+        help_format=help_format,
+        help_formatter=DefaultFormatter(column_specs=_columns),
     )
     app.suppress_keyboard_interrupt = app.meta.suppress_keyboard_interrupt = False
 
@@ -125,7 +152,7 @@ def _app(arguments: Sequence[str], groups: dict[str, EntryPoint]) -> App:
     for name, group in sorted(groups.items()):
         if name == chosen:
             command = _load(group)
-            app.command(command if _ALL in arguments else _shortened(command), name=name)
+            app.command(_shortened(command, is_short=_ALL not in arguments), name=name)
         elif chosen not in groups or arguments[0] != chosen:
             # Known by name: for the list of groups, and for suggestions when a name is mistyped.
             app.command(App(name=name, help=_summary(group)))

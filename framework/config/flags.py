@@ -24,6 +24,7 @@ R = TypeVar("R")
 T = TypeVar("T", bound=msgspec.Struct)
 
 _UNITS: Final = {BYTES: "BYTES", SECONDS: "SECONDS"}
+_RARE: Final = "Security"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def settings_flags(
     Args:
         positional: a setting that the command takes as its argument, and that has no flag.
         without: settings that the command sets itself.
-        first: the parameters that `--help` shows; `--help-all` shows the others, too. Empty: all.
+        first: the parameters that `--help` shows; `--help-all` shows the others, too. Empty: all but the
+            settings of security.
     """
     settings = {
         s.name.replace(".", "_"): s
@@ -73,6 +75,7 @@ def settings_flags(
     ]
     if layers.table is not None:
         added.insert(0, _config_flag(layers.table))
+    rare = {name for name, setting in settings.items() if setting.section == _RARE}
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(function)
@@ -88,16 +91,18 @@ def settings_flags(
         annotations = get_type_hints(function, include_extras=True)
         command.__annotations__ = annotations | {p.name: p.annotation for p in added}
         command.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-        command.__first__ = tuple(first)  # type: ignore[attr-defined]
+        hidden = {p.name for p in (*own, *added)}.difference(first) if first else rare
+        command.__hidden__ = hidden  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
-def shortened(function: Callable[..., R]) -> Callable[..., R]:
-    """Return a command with the help of its first flags only, if it says which (`settings_flags`)."""
-    first = getattr(function, "__first__", ())
-    if not first:
+def shortened(function: Callable[..., R], *, is_short: bool = True) -> Callable[..., R]:
+    """Return a command whose help leaves out the flags that few use (`settings_flags`), or has all."""
+    function = getattr(function, "__whole__", function)
+    rare: Container[str] = getattr(function, "__hidden__", ())
+    if not rare or not is_short:
         return function
 
     @functools.wraps(function)
@@ -108,9 +113,10 @@ def shortened(function: Callable[..., R]) -> Callable[..., R]:
     parameters, hidden = [], 0
     for name, p in inspect.signature(function).parameters.items():
         annotation = hints.get(name, p.annotation)
-        if p.kind is p.KEYWORD_ONLY and name not in first:
+        if p.kind is p.KEYWORD_ONLY and name in rare:
             annotation, hidden = Annotated[annotation, Parameter(show=False)], hidden + 1
         parameters.append(p.replace(annotation=annotation))
+    command.__whole__ = function  # type: ignore[attr-defined]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     summary, _, rest = (function.__doc__ or "").partition("\n")
@@ -141,10 +147,18 @@ def _flag(name: str, setting: Setting, variable: str, section: Group) -> inspect
     about = Parameter(
         name=f"--{setting.flag}",
         help=" ".join(
-            filter(None, (setting.description, f"[env var: {variable}]", _default(setting)))
+            filter(
+                None,
+                (
+                    setting.description,
+                    f"[choices: {', '.join(setting.choices)}]" if setting.choices else "",
+                    f"[env var: {variable}]",
+                    _default(setting),
+                ),
+            )
         ),
         group=section,
-        metavar="|".join(setting.choices) or _UNITS.get(setting.unit or "", "VALUE"),
+        metavar="CHOICE" if setting.choices else _UNITS.get(setting.unit or "", "VALUE"),
         negative_iterable=(),
         show_default=False,
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from contextlib import suppress
@@ -58,7 +59,16 @@ _TOPIC_TIMEOUT = 5.0  # seconds until a broker knows a topic that was created by
 _SIMILAR = 0.7  # the least ratio of similar names, see difflib
 _RETRY_AFTER = 0.2  # seconds
 _DROP_TIMEOUT = 1.0  # seconds
+_MISSING_TOPIC = "Topic %s not found in cluster metadata"
 _STOP_SHARE = 0.6  # the part of the time to disconnect that an orderly stop has
+
+
+def _is_ours_to_say(record: logging.LogRecord) -> bool:
+    """Return False for aiokafka's message of a missing topic, which `require_topics` reports once."""
+    return record.msg != _MISSING_TOPIC
+
+
+logging.getLogger("aiokafka.cluster").addFilter(_is_ours_to_say)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 # Information of these libraries repeats our own logs, or is too frequent to be useful.
 _QUIET: Final = ("aiohttp", "aiokafka", "asyncio", "clickhouse_connect", "numba", "py4j", "uvicorn")
 _KAFKA_CLIENT: Final = "aiokafka"
-_MISSING_TOPIC: Final = "Topic %s not found in cluster metadata"
 
 
 _always: dict[str, object] = {}
@@ -51,7 +50,7 @@ class _KafkaClient(logging.Filter):
     The client retries on its own, and raises the errors that it cannot handle, which we log. So its errors
     become warnings, which are left out if `least`, the lowest level to log, is above. A message that it
     repeats at every attempt (a broker that is down) is logged at intervals (`Repetition`), with the number
-    of omitted messages as `repeated`. A missing topic is left out: whoever needs it says so in our words.
+    of omitted messages as `repeated`.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class _KafkaClient(logging.Filter):
             return True
         if record.levelno == logging.ERROR:
             record.levelno, record.levelname = logging.WARNING, "WARNING"
-        if record.levelno < self._least or record.msg == _MISSING_TOPIC:
+        if record.levelno < self._least:
             return False
         # The key is the text before its arguments: there are few, so the table stays small.
         times = self._repetition.times((record.name, record.msg))

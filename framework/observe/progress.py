@@ -98,7 +98,7 @@ class ProgressLog:
         behind = partitions - self._reached
         if not behind and not self._caught_up:
             self._caught_up = True
-            _log.info("caught up", settled=status.settled, seconds=round(now - self._begun, 1))
+            _log.info("caught up", seconds=round(now - self._begun, 1))
         if now - self._since < _INTERVAL:
             return
         if behind:

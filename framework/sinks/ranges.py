@@ -306,12 +306,14 @@ class RangeWriter(Collecting, Sink):
     def _unexpected(self, rows: RangeRows) -> UnexpectedDuplicate:
         span, announced = rows.span, rows.write.announcement
         assert span is not None and announced is not None  # noqa: S101, PT018  only announced ranges are
+        where = f"--group {self._group} {span.topic_partition.flags}"
         return UnexpectedDuplicate(
             f"{self}: the rows of {span.topic_partition}[{announced.first}..{announced.last}] were not "
-            f"written: it knows the range {rows.token}, though no worker had announced it. The committed "
-            "offsets were moved back by another tool than kmr, or the topic was created anew. To write the "
-            "records again, run kmr offsets reset, which begins new tokens; if what was written shall stay "
-            f"as it is, run kmr offsets reset {span.topic_partition.flags} --to-offset {announced.last + 1}"
+            f"written: it has rows of these offsets, though group {self._group} has announced none. Did "
+            "another group write them? Give each group a table of its own. Or another tool than kmr moved "
+            "the committed offsets back, or the topic was created anew: to write the records again, run "
+            f"kmr offsets reset {where} --to-offset {announced.first}, which begins new tokens; to keep what "
+            f"was written, run kmr offsets reset {where} --to-offset {announced.last + 1}"
         )
 
 

@@ -243,6 +243,29 @@ def test_the_help_of_run_is_short_and_all_of_it_can_be_asked_for(
     assert len(short.splitlines()) < 80 < len(whole.splitlines())
 
 
+@pytest.mark.parametrize(
+    "command", [["offsets", "reset"], ["peek"], ["broker", "serve"], ["doctor"]]
+)
+def test_the_help_of_each_command_leaves_out_what_few_need_and_breaks_no_name(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    groups = entry_points(group=GROUP)
+    sizes = []
+    for ask in ("--help", "--help-all", "--help"):
+        assert run_command([*command, ask], groups) == 0
+        shown = capsys.readouterr().out
+        assert "…" not in shown
+        sizes.append(len(shown.splitlines()))
+        if ask == "--help-all":
+            flags = {word for word in shown.split() if word.startswith("--")}
+            assert flags & {
+                "--security-oauth-token-provider",
+                "--transactional-id-expiration-seconds",
+            }
+    assert sizes[0] == sizes[2] < 80 < sizes[1]
+
+
 @pytest.mark.parametrize("command", [["run", "--hepl"], ["--hepl"]])
 def test_a_mistyped_help_is_understood(
     command: list[str], capsys: pytest.CaptureFixture[str]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("creates", [True, False], ids=["creates topics", "creates none"])
 async def test_an_unknown_topic_is_named_with_similar_ones_and_not_created(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, creates: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, creates: bool
 ) -> None:
     monkeypatch.setattr("kmr.kafka.connection._TOPIC_TIMEOUT", 0.3)
     settings = BrokerSettings(data_dir=tmp_path, port=0, auto_create_topics=creates)
@@ -42,6 +42,7 @@ async def test_an_unknown_topic_is_named_with_similar_ones_and_not_created(
                 await KafkaConsumer(config).start(Silent())
         with pytest.raises(ConsumerError, match=r"topic zebra does not exist .*; create it first$"):
             await KafkaConsumer(replace(config, topics=("zebra",))).start(Silent())
+    assert "cluster metadata" not in caplog.text  # aiokafka's own words, at each attempt
 
 
 async def test_without_a_broker_the_error_says_which_address_failed_and_why() -> None:

@@ -110,12 +110,6 @@ def test_what_the_kafka_client_mends_is_left_out_where_only_errors_are_logged(
     assert [event["event"] for event in events(capsys)] == ["theirs"]
 
 
-def test_a_missing_topic_is_left_to_our_own_words(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logs(LogSettings(format="json"))
-    logging.getLogger("aiokafka.cluster").error("Topic %s not found in cluster metadata", "t")
-    assert events(capsys) == []
-
-
 def test_what_the_kafka_client_repeats_is_logged_once_and_counted() -> None:
     now = 0.0
     calm = _KafkaClient(clock=lambda: now)

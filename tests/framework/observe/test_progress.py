@@ -63,7 +63,7 @@ def test_a_worker_has_caught_up_when_each_partition_was_at_its_end_once() -> Non
         (2.0, status((5, 5), (5, 9))),
         (3.0, status((5, 6), (5, 9))),
     )
-    assert logged(*notes) == [{"event": "caught up", "settled": 10, "seconds": 2.0}]
+    assert logged(*notes) == [{"event": "caught up", "seconds": 2.0}]
 
 
 def test_progress_is_logged_once_a_minute_while_behind() -> None:

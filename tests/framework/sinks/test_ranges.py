@@ -149,7 +149,7 @@ async def test_a_range_that_is_there_though_it_was_never_announced_stops_the_wor
     await flush(await opened(store), rows(0, 4), replayed=False)
     with pytest.raises(
         UnexpectedDuplicate,
-        match=r"t-0\[0..4\].*kmr offsets reset --topic t --partition 0 --to-offset 5",
+        match=r"t-0\[0..4\].*kmr offsets reset --group g --topic t --partition 0 --to-offset 5",
     ):
         await flush(await opened(store), rows(0, 4), replayed=False)
     assert isinstance(
