@@ -103,9 +103,10 @@ def _shortened(command: Any, *, is_short: bool) -> Any:
 
 
 def _columns(
-    console: Console, _: ConsoleOptions, entries: list[HelpEntry]
+    console: Console, options: ConsoleOptions, entries: list[HelpEntry]
 ) -> tuple[ColumnSpec, ...]:
     """Return the columns of a table of flags: that of the names breaks none of them."""
+    del options  # a builder of cyclopts has this argument
     names = [name for entry in entries for name in " ".join(entry.display_labels).split()]
     longest = max(map(len, names), default=0)
     renderer = NameRenderer(max(console.width * 35 // 100, longest + 2))

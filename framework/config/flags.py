@@ -101,7 +101,7 @@ def settings_flags(
 def shortened(function: Callable[..., R], *, is_short: bool = True) -> Callable[..., R]:
     """Return a command whose help leaves out the flags that few use (`settings_flags`), or has all."""
     function = getattr(function, "__whole__", function)
-    rare: Container[str] = getattr(function, "__hidden__", ())
+    rare: set[str] = getattr(function, "__hidden__", set())
     if not rare or not is_short:
         return function
 
