@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from datetime import UTC
 from functools import partial
+from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -69,6 +70,7 @@ _WIDE_INTEGERS = {"Int128": 127, "Int256": 255, "UInt128": 128, "UInt256": 256}
 _WIDE_BYTES = {"Int128": 16, "UInt128": 16, "Int256": 32, "UInt256": 32}
 _INTEGER = r"^[+-]?[0-9]{1,78}$"
 _WHOLE = r"^[+-]?[0-9]+\.?0*$"
+_DIGITS = "^[0-9]{1,10}$"
 _BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = rf"^({_BYTE}\.){{3}}{_BYTE}$"
 
@@ -238,6 +240,16 @@ def _to_uuid(array: Array, _target: ColumnType) -> Cast:
 def _to_ipv4(array: Array, _target: ColumnType) -> Cast:
     if pa.types.is_integer(plain(array).type):
         return fit(array, pa.uint32())
+    text = to_text(array)
+    numbers = pc.match_substring_regex(text.array, _DIGITS)  # a whole number beside texts is one
+    if pc.any(numbers).as_py():
+        array = pa.array(
+            [
+                str(IPv4Address(int(each))) if is_number and int(each) < 2**32 else each
+                for each, is_number in zip(text.array.to_pylist(), numbers.to_pylist(), strict=True)
+            ],
+            pa.string(),
+        )
     return _matching(array, _IPV4)
 
 
@@ -275,6 +287,12 @@ def _to_enum(array: Array, target: ColumnType) -> Cast:
     else:
         cast = to_text(array, pa.string())
         known = pa.array(list(names), pa.string())
+        # A whole number beside texts is one: a batch of undeclared values has one type.
+        ids = pc.index_in(cast.array, pa.array(map(str, names.values()), pa.string()))
+        named = pc.is_in(cast.array, known)
+        cast = cast._replace(
+            array=pc.if_else(named, cast.array, pc.coalesce(known.take(ids), cast.array))
+        )
     fits = pc.or_(pc.is_in(cast.array, known), pc.is_null(cast.array))
     return Cast(cast.array, either(cast.bad, rows_unless(fits)))
 

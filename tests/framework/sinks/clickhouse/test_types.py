@@ -62,9 +62,11 @@ CASES: list[tuple[str, list[Any], pa.DataType | None, list[int]]] = [
     ("Enum8('a' = 1, 'b' = 2)", ["a", "c", "b"], None, [1]),
     ("Enum16('a' = 1, 'b' = 300)", [1, 300, 2, 70_000], None, [2, 3]),
     ("Nullable(Enum8('a' = 1))", ["a", None], None, []),
+    ("Enum16('a' = -1, 'b' = 2)", ["a", "-1", "2", "3", ""], None, [3, 4]),
     ("UUID", [UUID, UUID.replace("-", ""), "x"], None, [2]),
     ("IPv4", ["1.2.3.4", "256.1.1.1", "1.2.3"], None, [1, 2]),
     ("IPv4", [2**32 - 1, 2**32], None, [1]),
+    ("IPv4", ["1.2.3.4", "16909060", "4294967296", "-1", None], None, [2, 3, 4]),
     (
         "Date",
         [date(1970, 1, 1), date(2149, 6, 6), date(2149, 6, 7), date(1969, 12, 31)],
@@ -183,6 +185,8 @@ def test_the_server_takes_every_row_that_fits(
         ("Decimal(5, 2)", 1, Decimal("1.00")),
         ("String", 5, "5"),
         ("UInt8", "7", 7),
+        ("IPv4", "16909060", "1.2.3.4"),
+        ("Enum8('a' = 1)", "1", "a"),
     ],
 )
 def test_values_keep_their_meaning(type_name: str, value: Any, expected: Any) -> None:
