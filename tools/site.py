@@ -161,6 +161,16 @@ _FIRST: Final = (
 )
 
 
+_CALLED: Final = {
+    "Strategy": ("with_tables", "validate"),
+    "LookupTable": ("get", "join", "to_arrow"),
+    "Record": ("timestamp", "timestamp_ms"),
+    "Change": ("to",),
+    "ClickHouseWriter": ("create_statement",),
+}
+"""The methods that users call, of classes that they construct; the engines call the others."""
+
+
 def _public() -> Iterator[tuple[str, str, str]]:
     """The topic of each public name, the module from which users import it, and the name."""
     for module in ("kmr", "kmr.sinks", "kmr.types", *_OF_MODULES):
@@ -209,11 +219,19 @@ def _api_pages() -> dict[str, str]:
         parts = [f"# {title}", about]
         for module in dict.fromkeys(module for module, _ in names):
             parts += [f"## from {module} import"]
-            parts += [f"::: {module}.{name}" for of, name in names if of == module]
+            parts += [_entry(module, name, topic) for of, name in names if of == module]
         pages[f"api/{topic}"] = "\n\n".join(parts) + "\n"
         links = (f"[`{name}`]({topic}.md#{module}.{name})" for module, name in names)
         index += [f"## [{title}]({topic}.md)", about, " · ".join(links)]
     return {"api/index": "\n\n".join(index) + "\n"} | pages
+
+
+def _entry(module: str, name: str, topic: str) -> str:
+    """Return the directive for a name: all methods of what users extend or call, else `_CALLED`."""
+    directive = f"::: {module}.{name}"
+    if topic in ("own-sinks", "testing", "running", "errors") or module == "kmr.types":
+        return directive
+    return f"{directive}\n    options:\n      members: [{', '.join(_CALLED.get(name, ()))}]"
 
 
 _ABOUT_SETTINGS = """# Settings
@@ -229,17 +247,19 @@ def _settings() -> str:
 
     out = [_ABOUT_SETTINGS]
     for title, layers in (("Of a worker", WORKER), ("Of the broker", BROKER)):
-        out += [f"## {title}", _table(layers)]
+        out += [f"## {title}", _list(layers)]
     return "\n\n".join(out) + "\n"
 
 
-def _table(layers: Any) -> str:
+def _list(layers: Any) -> str:
     from kmr.config.schema import show_quantity
 
-    rows = ["| setting | default | |", "| --- | --- | --- |"]
+    items = []  # a table of these does not fit a phone
     for setting in layers.settings:
-        default = "**needed**"
-        if not setting.required:
+        default = "**Needed.**"
+        if "default:" in setting.description:
+            default = ""
+        elif not setting.required:
             text = setting.default
             if isinstance(text, tuple):
                 text = ",".join(map(str, text))
@@ -247,11 +267,13 @@ def _table(layers: Any) -> str:
                 text = "none"
             elif setting.unit is not None:
                 text = show_quantity(text, setting.unit)
-            default = f"`{text}`"
-        allowed = setting.allowed.replace("|", "\\|")
-        names = f"`{setting.name}`<br>`--{setting.flag}`<br>`{layers.variable(setting)}`"
-        rows.append(f"| {names} | {default} | {setting.description}<br>*{allowed}* |")
-    return "\n".join(rows)
+            default = f"Default: `{text}`."
+        names = f"**`{setting.name}`** · `--{setting.flag}` · `{layers.variable(setting)}`"
+        about = (
+            f"{setting.description} {default} *{setting.allowed[:1].upper()}{setting.allowed[1:]}.*"
+        )
+        items.append(f"- {names}<br>{about}")
+    return "\n".join(items)
 
 
 _BRACKETS: Final = re.compile(r"(?<!\\)\[((?:default|env var|choices|required)[^\]]*)\]")
