@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _UNKNOWN: Final = re.compile(r"unexpected keyword argument '(\w+)'")
 _MISSING: Final = re.compile(r"missing \d+ required [\w-]+ arguments?: ")
 _CALL: Final = re.compile(r"\w+\(\) (missing|takes|got) ")
+_TOO_MANY: Final = re.compile(r"takes (?:from \d+ to )?(\d+) positional arguments? but (\d+)")
 _CLASSES: Final[Mapping[str, tuple[type, ...]]] = {
     "int": (int,),
     "float": (int, float),
@@ -53,6 +54,12 @@ def explain(
     lacking = [name for name in re.findall(r"'(\w+)'", str(error)) if name in known]
     if _MISSING.search(str(error)) and lacking:
         return f"{subject} needs the argument{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
+    if found := _TOO_MANY.search(str(error)):
+        most, passed = int(found[1]) - 1, int(found[2]) - 1  # without self
+        return (
+            f"{subject} takes {most or 'no'} argument{'s' * (most != 1)} without a name, not {passed}; "
+            "write the names of the others: name=value"
+        )
     return f"{subject}: {error}" if _CALL.match(str(error).rpartition(".")[2]) else None
 
 

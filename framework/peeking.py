@@ -12,13 +12,16 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
+from .arguments import check_type
 from .config.layers import by_dotted_name
+from .errors import StrategyError
 from .kafka.connection import connection_config
 from .kafka.reading import RecordSelection, read_topic
 from .mapping.executor import Executor
 from .mapping.inputs import Inputs
 from .record import RECORD_OFFSET, SCHEMA, Batch
 from .settings import CLUSTER
+from .values.value_format import require_format
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -127,9 +130,18 @@ def read(
             comes from the environment (`KMR_BOOTSTRAP_SERVERS`), else it is the default.
 
     Raises:
+        StrategyError: an argument has a wrong type.
         SettingsError: a setting is unknown or not allowed.
         ConsumerError: no broker answers, or there is no such topic.
     """
+    for name, given, kinds in (("topic", topic, "str"), ("last", last, "int | None")):
+        check_type(f"kmr.read: {name}", given, kinds)
+    check_type("kmr.read: since", since, "int | None")
+    if last is not None and last < 1:
+        raise StrategyError(f"kmr.read: last must be at least 1, not {last}")
+    for name, form in (("value", value), ("key", key)):
+        if form is not None:
+            require_format(f"kmr.read: {name}=", form)
     config = connection_config(CLUSTER.load(None, os.environ, by_dotted_name(settings)))
     window = RecordSelection(last, since)
 

@@ -12,11 +12,12 @@ import anyio
 import structlog
 
 from .config.layers import by_dotted_name
-from .errors import SettingsError
+from .errors import SettingsError, StrategyError
 from .observe.logs import setup_logs
 from .observe.metrics import Metrics
 from .observe.tracing import telemetry
 from .settings import Settings
+from .strategy import Strategy
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .observe.progress import Summary
-    from .strategy import Strategy
 
 
 def run(
@@ -62,10 +62,13 @@ def run(
             the environment (`KMR_BOOTSTRAP_SERVERS`), else it is the default.
 
     Raises:
+        StrategyError: it is not a strategy.
         SettingsError: a setting is unknown, missing or not allowed.
         KmrError: the error that ended the worker. What it had settled before is committed.
         DeadlineExceeded: the drain took longer than `shutdown_deadline`.
     """
+    if not isinstance(strategy, Strategy):
+        raise StrategyError(f"kmr.run: strategy must be a Strategy, not {strategy!r}")
     given = {"topics": topics or None, "group": group} | settings
     found = Settings.load(environ=os.environ, flags=by_dotted_name(given))
     if found.worker_count > 1:

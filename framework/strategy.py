@@ -33,7 +33,7 @@ from .reducers.aggregate import Aggregate
 from .reducers.reducer import ERROR_STAGE
 from .reducers.sink import Delivery, Sink, capabilities_of
 from .tagged_rows import is_tagged, schemas
-from .values.value_format import ValueFormat
+from .values.value_format import ValueFormat, require_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -232,9 +232,14 @@ class Strategy(metaclass=Checked):
 
     def _check_errors(self) -> None:
         """Check what happens to records that fail."""
-        errors = self.reduce_err
+        errors, limit = self.reduce_err, self.err_limit
+        if limit is not None and not isinstance(limit, ErrorLimit):
+            raise StrategyError(
+                f"err_limit={limit!r} is not a limit: pass ErrorLimit(share=0.1), ErrorLimit(records=100), "
+                "or None for no limit"
+            )
         if errors is None:
-            if self.err_limit not in (None, MOSTLY_FAILED):
+            if limit not in (None, MOSTLY_FAILED):
                 raise StrategyError(
                     "err_limit= needs reduce_err=: without it the first failure stops the worker"
                 )
@@ -284,11 +289,8 @@ class Strategy(metaclass=Checked):
     def _spec(self) -> MapSpec:
         """Check the map against `value` and `key`; return how it is called."""
         for name, each in (("value", self.value), ("key", self.key)):
-            if each is not None and not isinstance(each, ValueFormat):
-                raise StrategyError(
-                    f"{name}={each!r} is not a format: pass Json(...), or an object of a class that extends "
-                    "ValueFormat"
-                )
+            if each is not None:
+                require_format(f"{name}=", each)
         if self.tombstones not in get_args(Tombstones):
             raise StrategyError(
                 f"tombstones must be one of {get_args(Tombstones)}, not {self.tombstones!r}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ import pyarrow as pa
 from .chaos.records import columns_of_records, record_of
 from .columns.column_types import join_tables
 from .columns.kinds import whole
-from .columns.texts import python_values
+from .columns.texts import excerpt, python_values
 from .errors import KmrError, StrategyError
 from .kafka.memory_consumer import MemoryConsumer
 from .record import Batch, Record, TopicPartition
@@ -32,7 +33,7 @@ from .service.wakeup import Wakeup
 from .simulation.simulate import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kmr.broker import Broker
 
@@ -262,6 +263,10 @@ def run_strategy(
     Raises:
         KmrError: what would end a worker, such as a `StrategyError` of the map.
     """
+    if isinstance(records, Mapping | str | bytes):
+        raise StrategyError(
+            f"run_strategy: records is one value; pass a list: [{excerpt(records)}]"
+        )
     batches: dict[TopicPartition, list[Record]] = defaultdict(list)
     for number, record in enumerate(records):
         if not isinstance(record, Record):

@@ -365,9 +365,7 @@ def as_chain(given: object, what: str) -> tuple[Reducer, ...]:
                 "the list of each branch"
             )
         if not isinstance(reducer, Reducer):
-            raise StrategyError(
-                f"{what}: {reducer!r} is not a reducer: pass an object of a class that extends Reducer"
-            )
+            raise StrategyError(f"{what}: {_shown(reducer)}")
     for reducer in chain[:-1]:
         if not capabilities_of(reducer).forwards:
             raise StrategyError(
@@ -447,3 +445,13 @@ def _weakest(chains: Mapping[str, Sequence[Reducer]]) -> Capabilities:
             if each.difference_on_spark
         ),
     )
+
+
+def _shown(value: object) -> str:
+    """Say what is no reducer, and what to write instead."""
+    if isinstance(value, type) and issubclass(value, Reducer):
+        return f"{value.__name__} is a class: pass an object of it, {value.__name__}(...)"
+    if callable(value):
+        name = getattr(value, "__name__", repr(value))
+        return f"the function {name} is not a reducer: pass Collect({name})"
+    return f"{value!r} is not a reducer: pass an object of a class that extends Reducer"

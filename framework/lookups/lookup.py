@@ -9,7 +9,7 @@ import pyarrow as pa
 from ..config.schema import parse_duration
 from ..errors import StrategyError
 from ..values.debezium.change import CONTROL
-from ..values.value_format import ValueFormat
+from ..values.value_format import ValueFormat, require_format
 from .source import MAX_BYTES, AsOf, TableSource
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class Lookup(TableSource):
         super().__init__(key, missing=missing, max_bytes=max_bytes)
         if not topic:
             raise StrategyError("Lookup: the name of the topic is empty")
-        if not isinstance(value, ValueFormat):
-            raise StrategyError(f"Lookup: value={value!r} is not a format: pass Json(...)")
+        require_format("Lookup: value=", value)
         self.topic = topic
         self.value = value
         self.wait = 0.0 if wait is None else parse_duration(wait, "Lookup: wait")

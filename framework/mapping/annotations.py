@@ -221,7 +221,8 @@ def check_call(function: object, *arguments: str, tables: Container[str] = ()) -
     except TypeError as error:
         name = getattr(function, "__qualname__", repr(function))
         given = " and ".join(arguments)
-        raise StrategyError(f"map={name}{signature} is called with {given}: {error}") from error
+        reason = str(error).replace("too many positional arguments", "it takes fewer parameters")
+        raise StrategyError(f"map={name}{signature} is called with {given}: {reason}") from error
 
 
 def _hints(function: object) -> dict[str, Any]:

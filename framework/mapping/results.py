@@ -289,9 +289,13 @@ def rows_of(result: object, *, named: bool = False) -> list[Any]:
         "a pair of a row and a name, or a list of rows and pairs" if named else "a list of rows"
     )
     raise TypeError(
-        f"the map returned {type(result).__name__}; "
+        f"the map returned {_kind(result)}; "
         f"return a row (a dict, a Struct, a dataclass or a pydantic model), {of_one}, or None"
     )
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _as_dict(row: Any) -> Any:

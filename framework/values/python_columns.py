@@ -66,7 +66,7 @@ def _reason(value: Any, kind: pa.DataType | None, error: Exception) -> str:
         value.close()
         return "a coroutine; await it, and make the map `async def`"
     if isinstance(value, int) and not -(2**63) <= value < 2**63 and (kind is None or kind == _INT):
-        return f"the number {value} does not fit 64 bits; declare uint64 or a decimal"
+        return f"the number {value} does not fit int64; declare uint64 or a decimal"
     if kind is None and isinstance(value, timedelta):
         return f"no type of a column holds {excerpt(value)}: it is longer than 292,271 years"
     if kind is None and isinstance(value, Decimal):

@@ -243,3 +243,18 @@ def _of_field(path: str, text: str) -> str:
     text = text.replace("`", "")
     text = text[:1].lower() + text[1:] if not text[:2].isupper() else text
     return f"field {path}: {text}" if path else f"{MALFORMED}{text}"
+
+
+def require_format(what: str, value: object) -> None:
+    """Raise StrategyError unless a value is a format; `what` names the argument."""
+    if isinstance(value, ValueFormat):
+        return
+    example = "Json(...)"
+    if isinstance(value, type):
+        is_format = issubclass(value, ValueFormat)
+        example = f"{value.__name__}(...)" if is_format else f"Json({value.__name__})"
+        value = f"the class {value.__name__}"
+    raise StrategyError(
+        f"{what} is {value!s}, which is not a format: pass {example}, or an object of a class that extends "
+        "ValueFormat"
+    )

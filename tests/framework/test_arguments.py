@@ -54,6 +54,10 @@ def test_a_strategy_and_its_parts_say_the_same() -> None:
     unnamed: Any = ClickHouseWriter
     with pytest.raises(StrategyError, match="ClickHouseWriter needs the argument table"):
         unnamed()
+    with pytest.raises(
+        StrategyError, match="takes 1 argument without a name, not 2; write the names"
+    ):
+        unnamed("t", "http://127.0.0.1:8123")
 
 
 def test_an_error_inside_a_constructor_of_the_user_is_its_own() -> None:

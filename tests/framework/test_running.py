@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kmr
-from kmr.errors import RecordFailed, SettingsError
+from kmr.errors import RecordFailed, SettingsError, StrategyError
 from kmr.testing import Journal, MemoryWriter
 
 if TYPE_CHECKING:
@@ -105,6 +105,17 @@ def test_wrong_settings_are_named_before_anything_runs() -> None:
         kmr.run(strategy, topics=["a"])
     with pytest.raises(SettingsError, match="one worker, not 2"):
         kmr.run(strategy, topics=["a"], group="g", workers=2)
+    wrong: Any = "hits:strategy"
+    with pytest.raises(StrategyError, match="strategy must be a Strategy, not 'hits:strategy'"):
+        kmr.run(wrong, topics=["a"], group="g")
+    for arguments, message in (
+        ({"last": "10"}, "last must be int or None, not '10'"),
+        ({"last": 0}, "last must be at least 1, not 0"),
+        ({"value": kmr.Text}, r"value= is the class Text, .* pass Text\(...\)"),
+    ):
+        given: Any = arguments
+        with pytest.raises(StrategyError, match=message):
+            kmr.read("a", **given)
 
 
 SCRIPT = """

@@ -15,7 +15,7 @@ from kmr.errors import StrategyError
 from kmr.kafka.subscription import Subscription
 from kmr.mapping.functions import map_batch, map_record
 from kmr.reducers.collect import Batcher
-from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter
+from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter, StreamWriter
 from kmr.testing import Journal, MemoryWriter
 from kmr.values.json.json_format import Json
 from kmr.values.plain import MessagePack
@@ -44,7 +44,10 @@ def writer(**limits: Any) -> MemoryWriter:
         ),
         ({"map": 3}, "map=3 is not a function"),
         ({"reduce": []}, "reduce= is empty"),
-        ({"reduce": [print]}, "is not a reducer"),
+        ({"reduce": [print]}, "the function print is not a reducer: pass Collect\\(print\\)"),
+        ({"reduce": StreamWriter}, "StreamWriter is a class: pass an object of it"),
+        ({"value": Json}, "value= is the class Json, .* pass Json\\(...\\)"),
+        ({"err_limit": 0.1}, "err_limit=0.1 is not a limit: pass ErrorLimit\\(share=0.1\\)"),
         ({"reduce_err": writer(on_error="divert")}, "cannot divert its own errors"),
         ({"reduce_err": [writer()]}, "reduce_err= is one reducer, not a list"),
         ({"err_limit": ErrorLimit(1)}, "err_limit= needs reduce_err="),

@@ -123,7 +123,7 @@ def test_a_per_batch_map_that_exits_fails_the_record_that_makes_it_exit() -> Non
         ((each / 0 for each in [1]), "ZeroDivisionError: division by zero"),
         (
             {"a": 2**70},
-            f"column a: the number {2**70} does not fit 64 bits; declare uint64 or a decimal",
+            f"column a: the number {2**70} does not fit int64; declare uint64 or a decimal",
         ),
         (
             {"a": object()},
