@@ -247,11 +247,28 @@ _SPARK_VALUES: Final = re.compile(
 )
 
 
-def refusal_of_spark(error: Exception) -> str | None:
-    """Return why Spark refuses rows for a value in them; None if an error is about something else."""
+# Spark: what Python code in an executor raised, and that it has ended its process.
+_SPARK_PYTHON: Final = re.compile(
+    r"from the Python worker:.*\nTraceback[^\n]*\n(?:[ \n][^\n]*\n?)*(\S[^\n]*)"
+    r"|(Python worker exited unexpectedly[^\n]*)",
+    re.DOTALL,
+)
+
+
+def refusal_of_spark(error: Exception, general: set[str] | None = None) -> str | None:
+    """Return why Spark refuses rows for a value in them; None if an error is about something else.
+
+    Args:
+        general: gets reasons that may be about the set-up: those of Python code in an executor.
+    """
     text = str(error)
     if isinstance(error, PartRefused):
         return one_line(text)
+    if (raised := _SPARK_PYTHON.search(text)) is not None:
+        reason = one_line(raised[1] or raised[2])
+        if general is not None:
+            general.add(reason)
+        return reason
     found = _SPARK_VALUES.search(text)
     return None if found is None else one_line(found[1] or found[2] or found[3])
 

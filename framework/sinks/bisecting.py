@@ -20,7 +20,8 @@ def bisect(
 ) -> dict[int, str]:
     """Write rows; return the numbers of those that cannot be written, with the reasons.
 
-    If more than 100 pieces are refused, pieces are halved no further: their reasons say so.
+    If more than 100 pieces are refused, pieces are halved no further: their reasons say so, unless nothing is
+    written and all reasons are the same.
 
     Args:
         write: writes the rows from one number to before another: all, or none if it raises. Returns those
@@ -29,6 +30,8 @@ def bisect(
     """
     refused: dict[int, str] = {}
     failed = 0
+    together: dict[int, str] = {}
+    words = set()
     todo = [(0, count)]
     while todo:
         start, stop = todo.pop()
@@ -40,12 +43,14 @@ def bisect(
             if reason is None:
                 raise
             failed += 1
+            words.add(reason)
             if size > 1 and failed <= _MOST:
                 middle = (start + stop) // 2
                 todo += [(middle, stop), (start, middle)]
                 continue
             if size > 1:
-                reason += f" (one of {size} rows that were not tried alone: too many are refused)"
+                more = f" (one of {size} rows that were not tried alone: too many are refused)"
+                together |= dict.fromkeys(range(start, stop), reason + more)
             found = dict.fromkeys(range(size), reason)
         refused.update((start + row, reason) for row, reason in found.items())
-    return refused
+    return refused if len(refused) == count and len(words) == 1 else refused | together

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
@@ -408,7 +409,7 @@ class SparkWriter(Collecting, Sink):
             general.update(fitted.general)
             return fitted.refused
 
-        refused = bisect(len(table), write, refusal_of_spark)
+        refused = bisect(len(table), write, partial(refusal_of_spark, general=general))
         self._set_up.judge(self, len(table), refused, general)
         return refused
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,3 +76,44 @@ def test_an_error_that_is_not_about_values_is_raised() -> None:
     table = Table({1}, "[TASK_WRITE_FAILED] no space. SQLSTATE: 58030")
     with pytest.raises(RuntimeError, match="no space"):
         bisect(4, table.write, refusal_of_spark)
+
+
+RAISED = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "orders.py", line 6, in rate
+    {}[n]
+KeyError: 5
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "orders.py", line 7, in rate
+    raise ValueError(f"no rate of {n}") from error
+ValueError: no rate of 5
+of two lines
+\tat org.apache.spark"""
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (RAISED, "ValueError: no rate of 5"),
+        (
+            "SparkException: Python worker exited unexpectedly (crashed). Consider\n\tat x",
+            "Python worker exited unexpectedly (crashed). Consider",
+        ),
+    ],
+)
+def test_what_a_function_of_the_user_raises_in_an_executor_refuses_its_row(
+    words: str, reason: str
+) -> None:
+    general: set[str] = set()
+    refusal = partial(refusal_of_spark, general=general)
+    assert bisect(8, Table({1}, words).write, refusal) == {1: reason, 3: "three"}
+    assert general == {reason}
+
+
+def test_rows_that_are_all_refused_in_the_same_words_have_one_reason() -> None:
+    assert set(bisect(4096, Table(set(range(4096)), RAISED).write, refusal_of_spark).values()) == {
+        "ValueError: no rate of 5"
+    }

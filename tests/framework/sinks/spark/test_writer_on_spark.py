@@ -359,3 +359,26 @@ async def test_writers_of_one_process_that_name_different_masters_are_refused(
             await write(context, transform=print, master="local[3]")
     finally:
         await writer.close()
+
+
+async def test_a_row_for_which_a_function_raises_in_an_executor_is_refused_and_the_others_are_written(
+    context: Context, spark: SparkSession, tmp_path: Path
+) -> None:
+    from pyspark.sql import functions
+
+    @functions.udf("long", useArrow=False)
+    def checked(offset: int) -> int:
+        if offset == 5:
+            raise ValueError(f"offset {offset} is odd")
+        return offset
+
+    def transform(frame: DataFrame) -> DataFrame:
+        return frame.select(checked("offset").alias("offset"))
+
+    (refusal,) = await write(
+        context, [rows_of(0, 9)], path=tmp_path, transform=transform, format="json"
+    )
+    assert refusal.reason == "ValueError: offset 5 is odd"
+    assert rows_in(spark.read.json(str(tmp_path)).select("offset")) == [
+        (n,) for n in range(10) if n != 5
+    ]
