@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -28,7 +30,7 @@ from .ddl import add_columns
 from .fences import is_exchanged, is_refused
 from .raising import raising
 from .refusals import Refusals, unconvertible
-from .table import SchemaMismatch, read_table
+from .table import SchemaMismatch, read_table, signature_of
 from .types import fields_left_out
 from .violations import violations
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 _SETTINGS: Mapping[str, int | str] = {
     "async_insert": 0,  # the server answers when the rows are in the table, not before
 }
+_LOOK_AGAIN = 0.25  # seconds between two looks whether the table was altered
 _NO_MEMORY: Mapping[str, int] = {"insert_deduplicate": 0}
 _ALTER_SETTINGS: Mapping[str, int] = {"alter_sync": 2}  # wait for all replicas
 _SMALL_ROWS = 64
@@ -151,6 +154,8 @@ class Inserter:
     _outcomes: dict[str, _SectionOutcome | Answer] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
     _refused_columns: set[str] = field(default_factory=set)
+    _signature: int | None = None
+    _looked: float = -math.inf
 
     async def write(self, insert: RangeRows, there: Collection[int] = ()) -> Mapping[int, str]:
         """Write an insert; return the numbers of rows that the table cannot store, with the reasons.
@@ -202,7 +207,11 @@ class Inserter:
         return (await self._fit(insert))[0].refused
 
     async def _fit(self, insert: RangeRows) -> tuple[Block, ClickHouseTable]:
-        """Cast the rows; read the table again if it refuses some: its definition may be outdated."""
+        """Cast the rows; read the table again if it refuses some: its definition may be outdated.
+
+        It is read again, too, where it was altered: the server would make other values of ours.
+        """
+        await self._look_for_changes()
         if self.evolve is not None:
             await self._add_columns([rows.table for rows in insert.parts], self.evolve)
         table = self.table
@@ -413,6 +422,15 @@ class Inserter:
                 return answer
             raise
         return _SectionOutcome.WRITTEN
+
+    async def _look_for_changes(self) -> None:
+        now = time.monotonic()
+        if now < self._looked + _LOOK_AGAIN:
+            return
+        found = await signature_of(self.connection, self.table)
+        if found != self._signature:
+            await self._reread()
+        self._signature, self._looked = found, now
 
     async def _reread(self) -> ClickHouseTable:
         before = self.table

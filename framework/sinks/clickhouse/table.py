@@ -35,6 +35,9 @@ SCHEMA_ID = "schema_id"
 _COLUMNS_SQL = """
 SELECT name, type, default_kind FROM system.columns
 WHERE database = {database:String} AND table = {table:String} ORDER BY position"""
+_SIGNATURE_SQL = """
+SELECT groupBitXor(cityHash64(name, type, default_kind)) AS signature FROM system.columns
+WHERE database = {database:String} AND table = {table:String}"""
 _TABLE_SQL = """
 SELECT engine, engine_full, sorting_key, create_table_query FROM system.tables
 WHERE database = {database:String} AND name = {table:String}"""
@@ -194,6 +197,13 @@ def _holds(column: ClickHouseColumn, coordinate: pa.Field[Any]) -> bool:
     if pa.types.is_timestamp(coordinate.type):
         return kind.startswith("DateTime")
     return kind.startswith(("Int", "UInt"))
+
+
+async def signature_of(connection: ClickHouseConnection, table: ClickHouseTable) -> int:
+    """Return a number that is another one after the columns of a table were altered."""
+    where = {"database": table.database, "table": table.name}
+    (row,) = await connection.rows(_SIGNATURE_SQL, where)
+    return int(row["signature"])
 
 
 async def read_table(

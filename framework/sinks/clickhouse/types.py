@@ -241,7 +241,9 @@ def _to_ipv4(array: Array, _target: ColumnType) -> Cast:
     if pa.types.is_integer(plain(array).type):
         return fit(array, pa.uint32())
     text = to_text(array)
-    numbers = pc.match_substring_regex(text.array, _DIGITS)  # a whole number beside texts is one
+    numbers: Any = pc.match_substring_regex(
+        text.array, _DIGITS
+    )  # a whole number beside texts is one
     if pc.any(numbers).as_py():
         array = pa.array(
             [
@@ -288,7 +290,7 @@ def _to_enum(array: Array, target: ColumnType) -> Cast:
         cast = to_text(array, pa.string())
         known = pa.array(list(names), pa.string())
         # A whole number beside texts is one: a batch of undeclared values has one type.
-        ids = pc.index_in(cast.array, pa.array(map(str, names.values()), pa.string()))
+        ids: Any = pc.index_in(cast.array, pa.array(map(str, names.values()), pa.string()))
         named = pc.is_in(cast.array, known)
         cast = cast._replace(
             array=pc.if_else(named, cast.array, pc.coalesce(known.take(ids), cast.array))

@@ -7,6 +7,7 @@ fsspec.
 
 from __future__ import annotations
 
+import errno
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,13 +19,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from ...columns.kinds import is_text, whole
+from ...columns.kinds import is_text, plain, whole
 from ...columns.texts import excerpt, python_values
 from ...errors import StrategyError
 from ...service.storage import HIDDEN, Storage, open_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
 PartitionValues = tuple[Any, ...]
 
@@ -37,6 +40,11 @@ DEFAULT_MAX_AGE = 60.0
 
 SUFFIX = ".parquet"
 _AT_ONCE = 8  # files of one range
+# Errors about the path of a file: it is too long, another file is there, or another user's directory.
+_OF_PATH = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
+    | {errno.EILSEQ, errno.EINVAL}
+)
 _LONGEST_NAME = 255  # bytes, of file systems
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """The value for null in the names of partition directories, as in Hive and Spark."""
@@ -74,9 +82,12 @@ def unnamed_partitions(table: pa.Table, partition_by: Sequence[str]) -> dict[int
     """
     found: dict[int, str] = {}
     for column in partition_by:
-        if column not in table.column_names or not is_text(table.schema.field(column).type):
+        if column not in table.column_names:
             continue
-        values = whole(table.column(column)).dictionary_encode()
+        texts = plain(whole(table.column(column)))
+        if not is_text(texts.type):
+            continue
+        values = texts.dictionary_encode()
         reasons = [_why_unnamed(column, value) for value in python_values(values.dictionary)]
         if any(reasons):
             of_rows = pa.array(reasons, pa.string()).take(values.indices).to_pylist()
@@ -110,7 +121,11 @@ class Directory(Storage):
     compression: Compression = "zstd"
 
     def write(
-        self, name: str, table: pa.Table, metadata: Mapping[bytes, bytes] | None = None
+        self,
+        name: str,
+        table: pa.Table,
+        metadata: Mapping[bytes, bytes] | None = None,
+        on_unwritable: Callable[[NDArray[np.int64], OSError], None] | None = None,
     ) -> list[PartitionValues]:
         """Write rows to the file `name`, and replace an older one; return the partitions that have it.
 
@@ -120,29 +135,34 @@ class Directory(Storage):
 
         Args:
             metadata: for the footer of the first file.
+            on_unwritable: called for the partitions that have no file because of their path, with the numbers
+                of their rows; None: such an error is raised.
 
         Raises:
             StrategyError: a partition column is missing, or its type is not allowed.
             OSError: of the file system.
         """
         parts = {self._directory(value): (value, rows) for value, rows in self._divide(table)}
-        if not parts:
-            return []
-        first = min(parts)
-        value, rows = parts[first]
-        if metadata:
-            rows = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **metadata})
-            parts[first] = value, rows
+        first = min(parts, default="")
 
-        def write(directory: str) -> PartitionValues:
-            value, rows = parts[directory]
+        def write(directory: str) -> PartitionValues | None:
+            value, numbers = parts[directory]
+            rows = self._rows(table, numbers)
+            more = metadata if directory == first and metadata else {}
+            rows = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **more})
             write_rows = partial(pq.write_table, rows, compression=self.compression)
-            self.put(directory, f"{name}{SUFFIX}", write_rows)
+            try:
+                self.put(directory, f"{name}{SUFFIX}", write_rows)
+            except OSError as error:
+                if on_unwritable is None or error.errno not in _OF_PATH:
+                    raise
+                on_unwritable(numbers, error)
+                return None
             return value
 
         # A disk syncs many files at once faster than one after the other.
-        with ThreadPoolExecutor(min(_AT_ONCE, len(parts))) as threads:
-            return list(threads.map(write, parts))
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            return [value for value in threads.map(write, parts) if value is not None]
 
     def paths(self, name: str, table: pa.Table) -> list[str]:
         """Return the paths of the files that `write` writes for these rows, in order."""
@@ -155,7 +175,12 @@ class Directory(Storage):
 
     def exist(self, paths: Sequence[str]) -> bool:
         """Return whether all of these files exist."""
-        found = self.filesystem.get_file_info(list(paths))
+        try:
+            found = self.filesystem.get_file_info(list(paths))
+        except OSError as error:
+            if error.errno in _OF_PATH:
+                return False
+            raise
         return all(info.type == fs.FileType.File for info in found)
 
     def metadata(self, path: str) -> Mapping[bytes, bytes]:
@@ -163,21 +188,26 @@ class Directory(Storage):
         with self.filesystem.open_input_file(path) as file:
             return pq.read_schema(file).metadata or {}
 
-    def _divide(self, table: pa.Table) -> Iterator[tuple[PartitionValues, pa.Table]]:
+    def _divide(self, table: pa.Table) -> Iterator[tuple[PartitionValues, NDArray[np.int64]]]:
+        """Yield each partition of some rows, and their numbers."""
         if not self.partition_by:
-            yield (), table
+            yield (), np.arange(table.num_rows)
             return
         if (problem := self.partition_problem(table.schema)) is not None:
             raise StrategyError(problem)
-        keys = table.select(list(self.partition_by))
+        names = [str(at) for at in range(len(self.partition_by))]  # Arrow reads others as paths
+        keys = pa.table([plain(whole(table.column(each))) for each in self.partition_by], names)
         numbered = keys.append_column("", pa.array(np.arange(table.num_rows)))
-        groups = numbered.group_by(list(self.partition_by)).aggregate([("", "list")])
-        rest = table.drop_columns(list(self.partition_by))
+        groups = numbered.group_by(names).aggregate([("", "list")])
         rows = groups.column("_list")
-        for at, value in enumerate(
-            zip(*(python_values(whole(groups.column(c))) for c in self.partition_by), strict=True)
-        ):
-            yield value, rest.take(rows[at].values)
+        columns = (python_values(whole(groups.column(name))) for name in names)
+        for at, value in enumerate(zip(*columns, strict=True)):
+            yield value, rows[at].values.to_numpy()
+
+    def _rows(self, table: pa.Table, numbers: NDArray[np.int64]) -> pa.Table:
+        """Return some rows, without the columns whose values are in names of directories."""
+        rest = table.drop_columns(list(self.partition_by))
+        return rest.take(pa.array(numbers, pa.int64())) if self.partition_by else rest
 
     def partition_problem(self, rows: pa.Schema, known: Sequence[str] = ()) -> str | None:
         """Return why rows cannot be divided by their partition columns; None if they can.
@@ -193,7 +223,8 @@ class Directory(Storage):
                     f"the rows for {self} have no column {column}, which partition_by names; "
                     f"they have {', '.join(rows.names)}"
                 )
-            kind = rows.field(column).type
+            kind: Any = rows.field(column).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
             if not any(is_one(kind) for is_one in _PARTITION_TYPES):
                 return (
                     f"{self}: cannot partition by column {column}, which is {kind}: partition by text, "

@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any, Self, Unpack, get_args
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from ...columns.fitted import Fitted
@@ -13,6 +14,7 @@ from ...errors import StrategyError, reason_of
 from ...reducers.reducer import Retry
 from ...service.storage import without_secrets
 from ...service.threads import run_in_thread
+from ..answers import put_off
 from ..ranges import RangeWriter
 from .columns import DestinationColumns, stored_type
 from .files import (
@@ -27,6 +29,8 @@ from .files import (
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from ...reducers.reducer import Context, Policies
     from ..planning import RangeRows
@@ -188,12 +192,26 @@ class ParquetWriter(RangeWriter):
         self.require_taken(rows, fitted.refused)
         self.leaving_out.of(self, fitted)
         metadata = {_REFUSED: msgspec.json.encode(fitted.refused)} if fitted.refused else None
+        if not (kept := fitted.kept()).num_rows:
+            return fitted.refused
+        unwritable: dict[int, str] = {}
+        errors: list[OSError] = []
+        numbers = np.delete(np.arange(len(rows)), list(fitted.refused))
+
+        def refuse(some: NDArray[np.int64], error: OSError) -> None:
+            errors.append(error)
+            reason = put_off(f"{self}: {reason_of(error)}")
+            unwritable.update(dict.fromkeys(numbers[some].tolist(), reason))
+
         try:
-            if (kept := fitted.kept()).num_rows:
-                self._opened.write(rows.file_name, kept, metadata)
+            on_unwritable = refuse if rows.divides_later else None
+            written = self._opened.write(rows.file_name, kept, metadata, on_unwritable)
         except OSError as error:
             raise self._retry(error) from error
-        return fitted.refused
+        if not written:
+            raise self._retry(errors[0]) from errors[0]
+        self.require_taken(rows, unwritable)
+        return {**fitted.refused, **unwritable}
 
     def refused(self, rows: RangeRows) -> Mapping[int, str]:
         """Read the rows that do not fit from a file of the range: other columns may be known now."""

@@ -72,8 +72,9 @@ class Pool:
         """Open a connection, in autocommit mode. Raises psycopg.Error."""
         with anyio.fail_after(self.timeout):
             # Prepared statements do not survive a connection pooler such as PgBouncer.
+            # Texts are UTF-8, whatever the role or the URL has for its clients.
             return await psycopg.AsyncConnection.connect(
-                self.conninfo, autocommit=True, prepare_threshold=None
+                self.conninfo, autocommit=True, prepare_threshold=None, client_encoding="utf8"
             )
 
     async def wait(self, seconds: float) -> None:

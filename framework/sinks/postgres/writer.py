@@ -308,7 +308,9 @@ class PostgresWriter(RangeWriter):
                 found = await read_table(connection, self._name)
         except (psycopg.Error, OSError):
             return False
-        if found is None or found == self._found:
+        if found is None:
+            raise StrategyError(f"There is no {self} any more: create it, or write to another one")
+        if found == self._found:
             return False
         self._found = found
         self._had |= {column.name for column in found.columns}

@@ -296,3 +296,34 @@ async def test_a_row_that_is_put_off_each_time_is_refused_and_its_neighbours_are
     assert written(client, table) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     for _ in range(12):  # none of these is written: the server may be the reason
         assert isinstance(await flush(writer, rows(10, 3, x=[3, 3, 3])), Retry)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "values", "refused"),
+    [
+        ("Int32", "Int8", [300, 2], "column x (Int8) cannot hold 300"),
+        ("DateTime64(3)", "DateTime", ["2200-01-01", "2026-01-01"], "cannot hold '2200-01-01'"),
+        ("Decimal(9, 4)", "Decimal(9, 2)", ["1.2345", "1.5"], "cannot hold '1.2345'"),
+        ("UInt64", "Float32", [16_777_217, 3], "column x (Float32) cannot hold 16777217"),
+    ],
+)
+async def test_a_table_that_is_altered_to_hold_less_gets_no_value_that_it_would_change(
+    client: Client,
+    create_table: CreateTable,
+    open_writer: OpenWriter,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+    after: str,
+    values: list[Any],
+    refused: str,
+) -> None:
+    monkeypatch.setattr(inserts, "_LOOK_AGAIN", 0.0)
+    table = create_table(f"{OFFSETS}, `x` {before}")
+    writer = await open_writer(table)
+    assert await flush(writer, rows(0, 2, x=values)) == Flushed()
+    client.command(f"TRUNCATE TABLE {table}")
+    client.command(f"ALTER TABLE {table} MODIFY COLUMN `x` {after}")
+    result = await flush(writer, rows(2, 2, x=values))
+    assert poisoned_offsets(result) == [2]
+    assert refused in reasons(result)[0]
+    assert written(client, table) == [3]

@@ -311,7 +311,7 @@ def test_a_writer_can_be_pickled_before_it_is_opened(tmp_path: Path) -> None:
 async def test_only_one_of_the_files_of_a_range_has_the_reasons_of_refused_rows(
     tmp_path: Path, context: Context
 ) -> None:
-    schema = pa.schema([("day", pa.string()), ("n", pa.int8())])
+    schema = pa.table({"day": ["x"], "n": pa.array([1], pa.int8())}).schema
     writer = await opened(tmp_path, context, partition_by="day", schema=schema)
     days = [f"{at % 20:02d}" for at in range(200)]
     added = rows(0, 199, day=days, n=[300 if at % 3 else 1 for at in range(200)])
@@ -323,3 +323,39 @@ async def test_only_one_of_the_files_of_a_range_has_the_reasons_of_refused_rows(
     again = await flush(writer, added, replayed=True)
     assert isinstance(again, Flushed)
     assert [each.reason for each in again.refusals] == [each.reason for each in first.refusals]
+
+
+async def test_rows_of_a_partition_whose_path_cannot_be_written_are_refused_and_others_are_written(
+    tmp_path: Path, context: Context
+) -> None:
+    (tmp_path / "p=a").touch()  # where its directory goes
+    writer = await opened(tmp_path, context, partition_by=["p", *(f"q{n}" for n in range(20))])
+    long = {f"q{n}": ["x", "x", "x" * 240, "x"] for n in range(20)}
+    added = rows(0, 3, p=["a", "b", "c", "d"], **long)
+    for _ in range(8):
+        assert isinstance(await flush(writer, added), Retry)
+    result = await flush(writer, added)
+    assert isinstance(result, Flushed)
+    assert offsets_in(tmp_path) == [1, 3]
+    reasons = [each.reason for each in result.refusals]
+    assert "Not a directory" in reasons[0][0]
+    assert "each of 8 attempts" in reasons[0][1]
+    for _ in range(12):  # no other row is written: the disk may be the reason
+        assert isinstance(
+            await flush(writer, rows(4, 4, p=["a"], **{f"q{n}": ["x"] for n in range(20)})), Retry
+        )
+
+
+@pytest.mark.parametrize("name", ["..", ".p", "[0]", "a.b"])
+async def test_a_partition_column_may_have_any_name_and_be_a_dictionary(
+    tmp_path: Path, context: Context, name: str
+) -> None:
+    writer = await opened(tmp_path, context, partition_by=name)
+    values = pa.array(["x", "", "x"]).dictionary_encode()
+    result = await flush(writer, rows(0, 2, **{name: values}))
+    assert isinstance(result, Flushed)
+    assert [each.rows.ranges[0].first for each in result.refusals] == [1]
+    assert offsets_in(tmp_path) == [0, 2]
+    assert [path.parent.name for path in found(tmp_path)] == [
+        f"{name.replace('[', '%5B').replace(']', '%5D')}=x"
+    ]

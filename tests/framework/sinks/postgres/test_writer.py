@@ -290,3 +290,24 @@ async def test_an_address_is_needed(context: Context, monkeypatch: pytest.Monkey
     assert writer.capabilities.on_spark == (
         "exactly once, by one row of kmr_ranges per range of offsets; in the driver, per micro-batch"
     )
+
+
+async def test_a_table_that_is_dropped_in_the_run_ends_the_worker_and_refuses_no_row(
+    postgres_url: str, context: Context
+) -> None:
+    writer = await opened(postgres_url, context)
+    assert await flush(writer, rows(0, 1)) == Flushed()
+    execute(postgres_url, "DROP TABLE hits")
+    with pytest.raises(StrategyError, match="There is no PostgreSQL table hits any more"):
+        await flush(writer, rows(2, 3))
+
+
+async def test_texts_are_written_by_a_role_whose_clients_have_another_encoding(
+    postgres_url: str, context: Context
+) -> None:
+    execute(postgres_url, "CREATE TABLE hits (\"offset\" bigint, x text CHECK (x <> 'no'))")
+    url = f"{postgres_url}{'&' if '?' in postgres_url else '?'}client_encoding=LATIN1"
+    writer = await opened(url, context)
+    result = await flush(writer, rows(0, 1, x=["no", "5 €"]))  # row by row
+    assert [row for row, _ in refused(result)] == [0]
+    assert query(postgres_url, "SELECT x FROM hits") == ["5 €"]
