@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..errors import StrategyError
 from ..mapping.annotations import row_classes_of
 from ..mapping.branching import NAME_RULE, Branching, is_branch_name
-from ..values.schemas import is_row_class, row_type
+from ..values.row_classes import is_row_class
+from ..values.schemas import row_type
 from .branches import OTHER, Branches, Other, PerName, with_distinct
 
 if TYPE_CHECKING:

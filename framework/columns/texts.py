@@ -488,6 +488,10 @@ def _exactly(array: Array) -> Array:
 
 
 def _in_microseconds(kind: Any) -> Any:
+    if pa.types.is_null(kind):
+        return (
+            pa.bool_()
+        )  # beside a type that changes, Arrow casts lists of nulls to arrays too short
     if getattr(kind, "unit", None) != "ns":
         return kind
     if pa.types.is_timestamp(kind):
@@ -508,7 +512,8 @@ def _python_value(array: Array, row: int) -> Any:
 def excerpt(value: object) -> str:
     """Return the beginning of a value, for a message."""
     try:
-        text = repr(value)
+        text = " ".join(map(str.strip, repr(value).splitlines()))
     except BaseException:  # noqa: BLE001  the user's class may do anything
-        text = f"a {type(value).__name__}"
+        # Python writes no more than 4,300 decimal digits.
+        text = hex(value) if type(value) is int else f"a {type(value).__name__}"
     return text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ..errors import StrategyError
 from ..record import SCHEMA, Record
-from ..values.schemas import fields_of
+from ..values.row_classes import fields_of
 from .column_versions import ColumnVersions
 from .columns_table import ColumnsStore, ColumnsTable, keys_of
 from .object_versions import ObjectVersions

@@ -17,7 +17,7 @@ from uuid import UUID
 from ..errors import StrategyError, reason_of
 from ..frames import kind_of
 from ..record import Record
-from ..values.schemas import is_row_class
+from ..values.row_classes import is_row_class
 
 if TYPE_CHECKING:
     from .inputs import Parameters

@@ -17,11 +17,12 @@ import pyarrow as pa
 from ..columns.column_types import join_tables
 from ..columns.kinds import null_rows, twice, whole
 from ..columns.texts import excerpt
-from ..errors import StrategyError, reason_of, storable, traceback_of, type_of
+from ..errors import StrategyError, as_exception, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
 from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
 from ..values.python_columns import to_column
-from ..values.schemas import RowType, fields_of, is_row_class
+from ..values.row_classes import fields_of, is_row_class
+from ..values.schemas import RowType
 from .undeclared import undeclared
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ def from_rows(
     if misfits and mapped.table is not None and isinstance(rows, list):
         failed = {failure.offset for failure in mapped.failures}
         kept = [row for row, offset in zip(rows, offsets, strict=True) if offset not in failed]
-        mapped = replace(mapped, table=mapped.table.select(_columns_of(_dicts(kept), None, {})))
+        names = _columns_of(_dicts(kept, {}), None, {})
+        mapped = replace(mapped, table=mapped.table.select(names))
     return mapped
 
 
@@ -137,34 +139,33 @@ def typed_table(
     Args:
         alike: as that of `from_rows`.
     """
-    table: pa.Table
-    if isinstance(schema, RowType) and not (alike or set(map(type, rows)) == {schema.instances}):
-        schema = schema.schema
-    if isinstance(schema, RowType):
+    if isinstance(schema, RowType) and (alike or set(map(type, rows)) == {schema.instances}):
         if schema.instances is dict:
             _columns_of(rows, schema.schema, misfits)
         columns, refused = schema.to_columns(rows)
         misfits.update(refused)
-        table = pa.Table.from_batches([columns])
-    else:
-        values = same_keys(rows, schema.names)
-        if values is None:
-            dicts = _dicts(rows)
-            names = _columns_of(dicts, schema, misfits)
-            values = {name: [row.get(name) for row in dicts] for name in names}
-        kinds = {field.name: field.type for field in schema}
-        table = pa.table(
-            {name: _column(some, name, kinds[name], misfits) for name, some in values.items()},
-            schema=schema,
-        )
-    return table
+        return pa.Table.from_batches([columns])
+    declared = schema.schema if isinstance(schema, RowType) else schema
+    values = same_keys(rows, declared.names)
+    if values is None:
+        dicts = _dicts(rows, misfits)
+        names = _columns_of(dicts, declared, misfits)
+        values = {name: [row.get(name) for row in dicts] for name in names}
+    if isinstance(schema, RowType):
+        in_order = (values[name] for name in declared.names)
+        return pa.Table.from_batches([schema.from_values(in_order, misfits)])
+    kinds = {field.name: field.type for field in declared}
+    return pa.table(
+        {name: _column(some, name, kinds[name], misfits) for name, some in values.items()},
+        schema=declared,
+    )
 
 
 def _values_of(rows: list[Any], misfits: dict[int, str]) -> dict[str, list[Any]]:
     """Return the values of each column; None where a row does not have the key."""
     if (values := same_keys(rows)) is not None:
         return values
-    dicts = _dicts(rows)
+    dicts = _dicts(rows, misfits)
     return {name: [row.get(name) for row in dicts] for name in _columns_of(dicts, None, misfits)}
 
 
@@ -184,8 +185,16 @@ def same_keys(rows: list[Any], names: list[str] | None = None) -> dict[str, list
     return None
 
 
-def _dicts(rows: list[Any]) -> list[Mapping[str, Any]]:
-    return [row if isinstance(row, Mapping) else fields_of(row) for row in rows]
+def _dicts(rows: list[Any], misfits: dict[int, str]) -> list[Mapping[str, Any]]:
+    """Return rows as dicts; one whose fields cannot be read is empty, and gets a reason in `misfits`."""
+    dicts: list[Mapping[str, Any]] = []
+    for number, row in enumerate(rows):
+        try:
+            dicts.append(row if isinstance(row, Mapping) else fields_of(row))
+        except BaseException as error:  # noqa: BLE001  a property of the user's may raise anything
+            misfits[number] = reason_of(as_exception(error))
+            dicts.append({})
+    return dicts
 
 
 def refuse_nulls(table: pa.Table, misfits: dict[int, str]) -> None:
@@ -207,7 +216,7 @@ def _columns_of(
         for number, row in enumerate(rows):
             reason = next((wrong[name] for name in row if name in wrong), None)
             if reason is not None or (not row and known is None):
-                misfits[number] = reason or "the row has no columns"
+                misfits.setdefault(number, reason or "the row has no columns")
     return [name for name in names if name not in wrong] if schema is None else list(schema.names)
 
 
@@ -403,7 +412,13 @@ def from_columns(
         )
     if len(offsets) == 0:
         return MapResult(None, NO_OFFSETS)
-    return _ordered(function, records, table, offsets)
+    mapped = _ordered(function, records, table, offsets)
+    if not table.num_columns:
+        raise StrategyError(
+            f"map function {_name(function)} returned rows without columns; return their columns, or None "
+            "when every record is filtered"
+        )
+    return mapped
 
 
 def _marked(table: pa.Table) -> int | None:
@@ -414,7 +429,10 @@ def _marked(table: pa.Table) -> int | None:
 
 def _input_rows(function: Callable[..., Any], keep: Any, count: int) -> NDArray[Any]:
     """Check `keep`: the numbers of input rows, or a mask of them."""
-    rows = np.asarray(keep)
+    try:
+        rows = np.asarray(keep)
+    except ValueError:  # lists of several lengths
+        rows = np.array(None)
     if rows.dtype == np.bool_ and rows.shape == (count,):
         return np.flatnonzero(rows)
     if rows.size == 0:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime, time
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -21,20 +21,18 @@ from ..errors import as_exception, reason_of
 from ..record import Header
 from ..values.foreign import are_foreign, plain_foreign
 from ..values.python_columns import convert, to_column
-from ..values.schemas import fields_of, is_row_class
+from ..values.readable import DEEPEST, ENDLESS, readable
+from ..values.row_classes import fields_of, is_row_class
 from .sink_types import ByType, for_sink, hidden_values, number_texts, takes_each_alone
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 _CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
-_BUILT_IN: Final = _CONTAINERS | {type(None), bool, int, float, str, bytes, datetime}
+_SCALARS: Final = frozenset((type(None), bool, int, float, str, bytes, datetime, date, Decimal))
+_BUILT_IN: Final = _CONTAINERS | _SCALARS
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _ZONE: Final = attrgetter("tzinfo")
-_DEEPEST: Final = 100  # levels; the casts of sinks call themselves for each
-_ENDLESS: Final = f"it contains itself, or is nested more than {_DEEPEST} levels deep"
-_WALKER: Final = msgspec.msgpack.Encoder(enc_hook=lambda _: None)
-"""It walks through values, a hundred times faster than Arrow, and stops where they are too deep."""
 
 
 def undeclared(
@@ -53,10 +51,10 @@ def undeclared(
         sink_type: what the sink's column stores; None: it is not known.
     """
     column = _column(values, name, refused, misfits, sink_type)
-    if _depth(column.type) <= _DEEPEST:
+    if _depth(column.type) <= DEEPEST:
         return column
-    deep = {row for row, value in enumerate(values) if _levels(value) > _DEEPEST}
-    refused |= dict.fromkeys(deep, _ENDLESS)
+    deep = {row for row, value in enumerate(values) if _levels(value) > DEEPEST}
+    refused |= dict.fromkeys(deep, ENDLESS)
     kept = [None if row in deep else value for row, value in enumerate(values)]
     return _column(kept, name, refused, misfits, sink_type)
 
@@ -89,8 +87,10 @@ def _column(
     sink_type: pa.DataType | None,
 ) -> pa.Array[Any]:
     classes = frozenset(map(type, values))
+    if not classes <= _SCALARS:
+        values = readable(values, refused)
     if not _CONTAINERS.isdisjoint(classes):
-        values = list(map(_without_headers, _finite(values, refused)))
+        values = list(map(_without_headers, values))
     if sink_type is not None and (hidden := hidden_values(name, values, sink_type)):
         misfits.update(hidden)
         values = [None if row in hidden else value for row, value in enumerate(values)]
@@ -121,23 +121,6 @@ def _counts_itself(cls: type) -> bool:
     return issubclass(cls, (list, tuple)) and cls.__len__ not in (list.__len__, tuple.__len__)
 
 
-def _finite(values: list[Any], refused: dict[int, str]) -> list[Any]:
-    """Refuse values that contain themselves, or are nested too deeply: Arrow would end the process."""
-    try:
-        with suppress(ValueError, TypeError, OverflowError):  # other values do not matter here
-            _WALKER.encode(values)
-    except RecursionError:
-        if len(values) == 1:
-            refused[0] = _ENDLESS
-            return [None]
-        middle = len(values) // 2
-        ends: dict[int, str] = {}
-        halves = _finite(values[:middle], refused) + _finite(values[middle:], ends)
-        refused.update({middle + row: reason for row, reason in ends.items()})
-        return halves
-    return values
-
-
 def _without_headers(value: Any) -> Any:
     """Return the headers of a record as objects: to Arrow they are lists of texts."""
     if isinstance(value, tuple | list) and any(type(each) is Header for each in value):
@@ -151,7 +134,7 @@ def _plain_or_refused(row: int, value: Any, refused: dict[int, str]) -> Any:
         return _plain(value)
     except BaseException as error:  # noqa: BLE001
         failure = as_exception(error)
-        refused[row] = _ENDLESS if isinstance(failure, RecursionError) else reason_of(failure)
+        refused[row] = ENDLESS if isinstance(failure, RecursionError) else reason_of(failure)
         return None
 
 
@@ -174,7 +157,7 @@ def _are_as_they_were(values: list[Any], classes: AbstractSet[type], kind: pa.Da
 
 
 def _has_zone(value: Any) -> bool:
-    return getattr(value, "tzinfo", None) is not None
+    return isinstance(value, datetime | time) and value.tzinfo is not None
 
 
 def _plain(value: Any) -> Any:

@@ -109,7 +109,7 @@ def encode_each(rows: Iterable[Any], encode: Callable[[Any], bytes]) -> pa.Binar
 def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Return rows as Python values; times are integers in their unit, maps are lists of pairs."""
     kinds = [with_leaves(kind, _as_number) for kind in table.schema.types]
-    columns = [  # Arrow cannot cast lists and maps of nulls
+    columns = [
         column if column.type == kind else column.cast(kind)
         for column, kind in zip(table.columns, kinds, strict=True)
     ]
@@ -117,6 +117,8 @@ def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _as_number(kind: Any) -> Any:
+    if pa.types.is_null(kind):
+        return pa.bool_()  # Arrow casts lists and maps of nulls to arrays that are too short
     if pa.types.is_date32(kind) or pa.types.is_time32(kind):
         return pa.int32()
     return pa.int64() if pa.types.is_temporal(kind) else kind

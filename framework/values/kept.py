@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import lru_cache
+from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,15 +19,18 @@ from ..columns.kinds import either, is_bytes, is_list, is_nested, is_text
 from ..columns.reasons import ZONED_TIME_OF_DAY
 from ..columns.texts import excerpt
 from .foreign import plain_foreign
+from .readable import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
 _types: Any = pa.types
 _FINE: Final = ("us", "ns")
 _DECIMAL_PLACES: Final = {32: 9, 64: 18, 128: 38, 256: 76}
 _PLACES: Final = 10_000  # the most of a decimal for other types
-_LISTS: Final = (list, tuple, set, frozenset, np.ndarray)
+_LISTS: Final = (list, tuple, set, frozenset)
+_NUMBERS: Final = frozenset((int, float))
+_BYTES_AND_TEXT: Final = (str, bytes, bytearray, memoryview)
 _SAFE: Final[Sequence[tuple[Callable[[Any], bool], tuple[type, ...]]]] = (
     (_types.is_integer, (int,)),
     (_types.is_float64, (float, int)),
@@ -50,8 +54,14 @@ def changed(values: list[Any], kind: Any) -> dict[int, str]:
         return {}
     if _types.is_dictionary(kind):
         return changed(values, kind.value_type)
+    if is_nested(kind) and _are_plain(values, kind):
+        return {}
+    unread: dict[int, str] = {}
+    values = readable(values, unread)
+    if unread:
+        return unread | changed(values, kind)
     if is_nested(kind):
-        return {} if _are_plain(values, kind) else _changed_inside(values, kind)
+        return _changed_inside(values, kind)
     refused = {
         row: f"{excerpt(value)}: {ZONED_TIME_OF_DAY}"
         for row, value in enumerate(values if time in classes else ())
@@ -64,16 +74,17 @@ def changed(values: list[Any], kind: Any) -> dict[int, str]:
     }
     refused |= {
         row: cannot_hold(kind, value)
-        for row, value in enumerate(values if _types.is_floating(kind) else ())
-        if isinstance(value, bool)  # Arrow itself refuses it for an integer
+        for row, value in enumerate(values)
+        if isinstance(value, bool | np.bool_) and not _types.is_boolean(kind)
     }
     try:
-        found = [(0, pa.array(list(map(plain_foreign, values))))]
-        if _types.is_temporal(found[0][1].type) and len(classes) > 1:
-            # Beside times Arrow takes numbers for times.
-            found = list(_alone(values))
+        # Beside a number Arrow takes `int(value)`, beside times it takes numbers for times.
+        alike = len(classes) == 1 or classes <= _NUMBERS
+        found = [(0, pa.array(list(map(plain_foreign, values))))] if alike else None
     except Exception:  # noqa: BLE001  a value may be of any class
-        found = list(_alone(values))
+        found = None
+    if found is None:
+        found = list(_alone(values, kind, refused))
     for first, array in found:
         if not _keeps(array.type, kind):
             rows = (np.flatnonzero(_misfits(array, kind)) + first).tolist()
@@ -149,11 +160,13 @@ def _inside(
     """Yield the parts of nested values: the field's name, their rows, the parts, and their type.
 
     Args:
-        left_out: gets the rows of objects with a field that the type lacks.
+        left_out: gets the rows of objects with a field that the type lacks, and of what is no such object,
+            map or list: Arrow takes pairs for an object, and bytes for a list of numbers.
     """
     if _types.is_struct(kind):
         names = {each.name for each in kind}
         objects = [(row, each) for row, each in enumerate(values) if isinstance(each, dict)]
+        left_out.update(_others(values, objects))
         for row, each in objects:
             if any(each[name] is not None for name in each.keys() - names):
                 left_out.add(row)
@@ -165,29 +178,49 @@ def _inside(
                 field.type,
             )
     elif _types.is_map(kind):
-        found: list[tuple[int, Any, Any]] = []
-        for row, each in enumerate(values):
-            with suppress(TypeError, ValueError):  # no pairs: Arrow refuses them
-                found += [
-                    (row, *pair) for pair in (each.items() if isinstance(each, dict) else each)
-                ]
+        maps = [
+            (row, each.items() if isinstance(each, dict) else each)
+            for row, each in enumerate(values)
+            if isinstance(each, dict | list | tuple)
+        ]
+        left_out.update(_others(values, maps))
+        found = [
+            (row, *pair)
+            for row, pairs in maps
+            for pair in pairs
+            if isinstance(pair, tuple) and len(pair) == 2  # Arrow refuses others
+        ]
         yield "", [row for row, *_ in found], [key for _, key, _ in found], kind.key_type
         yield "", [row for row, *_ in found], [item for *_, item in found], kind.item_type
     else:
-        lists = [
-            (row, each)
-            for row, several in enumerate(values)
-            if isinstance(several, _LISTS)
-            for each in several
+        several = [
+            (row, items) for row, each in enumerate(values) if (items := _items(each)) is not None
         ]
+        left_out.update(_others(values, several))
+        lists = [(row, each) for row, items in several for each in items]
         yield "", [row for row, _ in lists], [each for _, each in lists], kind.value_type
+
+
+def _others(values: list[Any], found: Iterable[tuple[int, Any]]) -> set[int]:
+    """Return the rows that have a value, but are not among some rows."""
+    rows = {row for row, value in enumerate(values) if value is not None}
+    return rows.difference(row for row, _ in found)
+
+
+def _items(value: Any) -> list[Any] | None:
+    """Return the items of a collection that Arrow takes for a list; None if it is none."""
+    try:
+        is_collection = isinstance(value, (*_LISTS, Sequence)) or hasattr(value, "__array__")
+        return list(value) if is_collection and not isinstance(value, _BYTES_AND_TEXT) else None
+    except BaseException:  # noqa: BLE001  a value may be of any class
+        return None
 
 
 def _are_plain(values: list[Any], kind: pa.DataType) -> bool:
     """Return whether all values are of the classes of a nested type; Arrow takes longer to infer one."""
     try:
         msgspec.convert(values, list[_hint(kind) | None])  # type: ignore[misc]
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # noqa: BLE001  a value may be of any class
         return False
     return True
 
@@ -212,12 +245,15 @@ def _hint(kind: Any) -> Any:
     raise ValueError(kind)
 
 
-def _alone(values: list[Any]) -> Any:
+def _alone(values: list[Any], kind: Any, refused: dict[int, str]) -> Any:
+    """Yield each value as a column; `refused` gets those of which Arrow would take `int(value)`."""
     for row, value in enumerate(values):
         try:
             yield row, pa.array([plain_foreign(value)])
-        except Exception:  # noqa: BLE001, S112  Arrow knows no type of it, and so changes nothing
-            continue
+        except Exception:  # noqa: BLE001  a value may be of any class
+            # A long number fits a decimal; a text with half a pair, and a coroutine, have their own reasons.
+            if not isinstance(value, int | str) and not iscoroutine(value):
+                refused[row] = cannot_hold(kind, value)
 
 
 def _keeps(natural: Any, kind: Any) -> bool:
@@ -227,7 +263,9 @@ def _keeps(natural: Any, kind: Any) -> bool:
     if _types.is_floating(natural):
         return bool(_types.is_float64(kind))
     if _types.is_decimal(natural):
-        return not _types.is_integer(kind)
+        return not (_types.is_integer(kind) or _types.is_temporal(kind))
+    if isinstance(natural, pa.BaseExtensionType):
+        return False
     if _types.is_temporal(natural):
         unit = getattr(kind, "unit", None)
         return unit == "ns" or (unit == "us" and getattr(natural, "unit", None) != "ns")
@@ -240,7 +278,7 @@ def _misfits(array: Any, kind: Any) -> Any:
         cast = fit(array, kind)
     except Misfit:
         if not _types.is_floating(array.type):
-            return np.zeros(len(array), np.bool_)  # Arrow has decided
+            return array.is_valid().to_numpy(zero_copy_only=False)
         cast = fit(array, pa.int64())  # of a time: it is a number of its unit
     bad = either(cast.bad, cast.cut)
     return np.zeros(len(array), np.bool_) if bad is None else bad

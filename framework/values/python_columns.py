@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ..columns.kinds import is_nested
 from ..columns.texts import excerpt
+from .foreign import without_missing
 from .kept import cannot_hold, changed, refused_inside
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _INSTEAD: Final = "return numbers, texts, times, dicts of them, or lists whose i
 
 def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> pa.Array[Any]:
     """Convert values to a column. One that does not fit becomes null, and `refused` gets its reason."""
+    values = without_missing(values)
     with suppress(Exception):  # a value may be of any class
         if kind == _MOMENT:  # twice as fast
             spans = [None if each is None else each - _EPOCH for each in values]
@@ -66,7 +68,7 @@ def _reason(value: Any, kind: pa.DataType | None, error: Exception) -> str:
         value.close()
         return "a coroutine; await it, and make the map `async def`"
     if isinstance(value, int) and not -(2**63) <= value < 2**63 and (kind is None or kind == _INT):
-        return f"the number {value} does not fit int64; declare uint64 or a decimal"
+        return f"the number {excerpt(value)} does not fit int64; declare uint64 or a decimal"
     if kind is None and isinstance(value, timedelta):
         return f"no type of a column holds {excerpt(value)}: it is longer than 292,271 years"
     if kind is None and isinstance(value, Decimal):

@@ -7,9 +7,8 @@ has the table.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from operator import attrgetter
@@ -20,7 +19,6 @@ from typing import (
     Final,
     NotRequired,
     Required,
-    TypeAlias,
     get_args,
     get_origin,
     get_type_hints,
@@ -31,13 +29,16 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect
 
-from ..errors import StrategyError, reason_of
+from ..errors import StrategyError, as_exception, reason_of
+from .conversions import converted, enum_value, fields_converted, listed, mapped, uuid_text
 from .python_columns import to_column
+from .row_classes import is_pydantic, is_row_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-Convert: TypeAlias = Callable[[Any], Any]
+    from .conversions import Convert
+
 _pa: Any = pa
 
 _PLAIN: Final[dict[type, pa.DataType]] = {
@@ -137,7 +138,7 @@ class RowType:
     @property
     def is_pydantic(self) -> bool:
         """Whether the model itself has to decode and check values."""
-        return _is_pydantic(self.cls)
+        return is_pydantic(self.cls)
 
     @property
     def instances(self) -> type:
@@ -151,25 +152,33 @@ class RowType:
             The columns, and the reason for each row with a value that does not fit; that value is null.
         """
         failures: dict[int, str] = {}
+        return self.from_values(self._attributes(rows, failures), failures), failures
+
+    def from_values(
+        self, values_of_columns: Iterable[list[Any]], failures: dict[int, str]
+    ) -> pa.RecordBatch:
+        """Convert the values of each field; `failures` gets the reasons of rows, as those of `to_columns`."""
         arrays = []
-        for column, values in zip(self.columns, self._attributes(rows), strict=True):
+        for column, values in zip(self.columns, values_of_columns, strict=True):
             refused: dict[int, str] = {}
-            if (convert := column.convert) is not None:
-                values = [None if value is None else convert(value) for value in values]
+            if column.convert is not None:
+                declared = getattr(column.kind, "cls", None)
+                name = str(column.type) if declared is None else declared.__name__
+                values = converted(values, column.convert, name, refused)
             arrays.append(to_column(values, column.type, refused))
             for row, reason in refused.items():
                 failures.setdefault(row, f"field {column.name}: {reason}")
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema), failures
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _attributes(self, rows: Sequence[Any]) -> Iterable[list[Any]]:
-        """Return the values of each column."""
+    def _attributes(self, rows: Sequence[Any], failures: dict[int, str]) -> Iterable[list[Any]]:
+        """Return the values of each column; None of a row whose object has none, with the reason."""
         names = tuple(column.attribute for column in self.columns)
         if is_typeddict(self.cls):
             return ([None if row is None else row.get(name) for row in rows] for name in names)
         if names == getattr(self.cls, "__struct_fields__", None):
             with suppress(TypeError, AttributeError):  # some are None
                 return _transposed(rows, len(names))
-        return (_attribute(rows, name) for name in names)
+        return (_attribute(rows, name, failures) for name in names)
 
 
 def _transposed(structs: Sequence[Any], fields: int) -> list[list[Any]]:
@@ -182,28 +191,19 @@ def _transposed(structs: Sequence[Any], fields: int) -> list[list[Any]]:
     return columns
 
 
-def _attribute(rows: Sequence[Any], name: str) -> list[Any]:
+def _attribute(rows: Sequence[Any], name: str, failures: dict[int, str]) -> list[Any]:
     get = attrgetter(name)
     try:
         return list(map(get, rows))
-    except AttributeError:  # some are None
-        return [None if row is None else get(row) for row in rows]
-
-
-def is_row_class(source: object) -> bool:
-    """Whether a type can be a row: its fields become columns."""
-    return isinstance(source, type) and (
-        issubclass(source, msgspec.Struct)
-        or is_dataclass(source)
-        or is_typeddict(source)
-        or is_attrs(source)
-        or _is_pydantic(source)
-    )
-
-
-def is_attrs(source: object) -> bool:
-    """Return whether it is a class of attrs, which may have validators; attrs is not imported."""
-    return hasattr(source, "__attrs_attrs__")
+    except BaseException:  # noqa: BLE001  some are None, or lack it, or a property raises
+        values: list[Any] = []
+    for row, each in enumerate(rows):
+        try:
+            values.append(None if each is None else get(each))
+        except BaseException as error:  # noqa: BLE001
+            failures.setdefault(row, f"field {name}: {reason_of(as_exception(error))}")
+            values.append(None)
+    return values
 
 
 def nested_columns(kind: Any, type_: Any) -> tuple[SchemaField, ...]:
@@ -231,24 +231,6 @@ def item_of(kind: inspect.Type) -> tuple[inspect.Type, bool, Convert | None]:
     return bare, nullable, _arrow(bare, "item", ())[1]
 
 
-def fields_of(row: Any) -> dict[str, Any]:
-    """Return the fields of a row that is an object, in order; nested objects stay objects."""
-    cls: Any = type(row)
-    return {name: getattr(row, name) for name in _names_of(cls)}
-
-
-@lru_cache(maxsize=256)
-def _names_of(cls: Any) -> tuple[str, ...]:
-    """Return the names of a row class's attributes. Their types may be no types of columns."""
-    if issubclass(cls, msgspec.Struct):
-        return tuple(cls.__struct_fields__)
-    if is_dataclass(cls):
-        return tuple(each.name for each in fields(cls))
-    if is_attrs(cls):
-        return tuple(each.name for each in cls.__attrs_attrs__)
-    return tuple(cls.model_fields)
-
-
 def row_type(source: type | pa.Schema) -> RowType:
     """Return a user's type as columns. The same type gives the same object.
 
@@ -268,7 +250,7 @@ def row_type(source: type | pa.Schema) -> RowType:
 def _row_type(source: type | pa.Schema) -> RowType:
     if isinstance(source, pa.Schema):
         return _of_schema(source)
-    if _is_pydantic(source):
+    if is_pydantic(source):
         return RowType(source, source, _of_pydantic(source, source.__name__, ()), None)
     try:
         info = inspect.type_info(source)
@@ -333,7 +315,7 @@ def _column(
     convert: Convert | None
     if isinstance(kind, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
         columns = _of_fields(kind.cls, kind, f"{path}.{name}", outer)
-        arrow, convert = _arrow_of_struct(columns, typed=is_typeddict(kind.cls))
+        arrow, convert = _arrow_of_struct(kind.cls, columns)
     else:
         arrow, convert = _arrow(kind, f"{path}.{name}", outer)
     if factory in _EMPTY:
@@ -380,10 +362,10 @@ def _arrow(
         return plain, None
     match kind:
         case inspect.UUIDType():
-            return pa.string(), str
+            return pa.string(), uuid_text
         case inspect.EnumType():
             values = [member.value for member in kind.cls]
-            return _arrow_of_values(values, path), attrgetter("value")
+            return _arrow_of_values(values, path), enum_value(kind.cls)
         case inspect.LiteralType():
             return _arrow_of_values(list(kind.values), path), None
         case inspect.UnionType() if {type(each) for each in kind.types} == {
@@ -399,16 +381,20 @@ def _arrow(
         ):
             item, nullable = _without_none(kind.item_type)
             arrow, convert = _arrow(item, f"{path}[]", outer)
+            made = pa.list_(pa.field("item", arrow, nullable=nullable))
             if convert is None and isinstance(kind, inspect.ListType):
-                return pa.list_(pa.field("item", arrow, nullable=nullable)), None
-            return pa.list_(pa.field("item", arrow, nullable=nullable)), _listed(convert)
+                return made, None
+            return made, listed(convert, str(made))
         case inspect.DictType():
-            return _arrow_of_map(kind, path, outer)
+            key, key_convert = _arrow(_without_none(kind.key_type)[0], f"{path}{{}}", outer)
+            item, nullable = _without_none(kind.value_type)
+            arrow, convert = _arrow(item, f"{path}{{}}", outer)
+            of_map = _pa.map_(key, pa.field("value", arrow, nullable=nullable))
+            return of_map, mapped(key_convert, convert)
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
-            columns = _of_fields(kind.cls, kind, path, outer)
-            return _arrow_of_struct(columns, typed=is_typeddict(kind.cls))
-        case inspect.CustomType() if _is_pydantic(kind.cls):
-            return _arrow_of_struct(_of_pydantic(kind.cls, path, outer), typed=False)
+            return _arrow_of_struct(kind.cls, _of_fields(kind.cls, kind, path, outer))
+        case inspect.CustomType() if is_pydantic(kind.cls):
+            return _arrow_of_struct(kind.cls, _of_pydantic(kind.cls, path, outer))
     raise StrategyError(f"{path}: {_described(kind)} is no type of column; {_remedy(kind)}")
 
 
@@ -435,49 +421,8 @@ def _arrow_of_values(values: list[Any], path: str) -> pa.DataType:
     raise StrategyError(f"{path}: its values must be all text or all integers, not {values!r}")
 
 
-def _listed(convert: Convert | None) -> Convert:
-    if convert is None:
-        return list
-    return lambda items: [None if item is None else convert(item) for item in items]
-
-
-def _arrow_of_map(
-    kind: inspect.DictType, path: str, outer: tuple[type, ...]
-) -> tuple[pa.DataType, Convert]:
-    key, key_convert = _arrow(_without_none(kind.key_type)[0], f"{path}{{}}", outer)
-    item, nullable = _without_none(kind.value_type)
-    arrow, convert = _arrow(item, f"{path}{{}}", outer)
-
-    def converted(items: Mapping[Any, Any]) -> dict[Any, Any]:
-        return {
-            (name if key_convert is None else key_convert(name)): (
-                value if convert is None or value is None else convert(value)
-            )
-            for name, value in items.items()
-        }
-
-    made: pa.DataType = _pa.map_(key, pa.field("value", arrow, nullable=nullable))
-    return made, dict if key_convert is None and convert is None else converted
-
-
-def _arrow_of_struct(
-    columns: tuple[SchemaField, ...], *, typed: bool
-) -> tuple[pa.DataType, Convert]:
-    def fields(item: Any) -> dict[str, Any]:
-        row = {}
-        for column in columns:
-            value = item.get(column.attribute) if typed else getattr(item, column.attribute)
-            if column.convert is not None and value is not None:
-                value = column.convert(value)
-            row[column.name] = value
-        return row
-
-    return pa.struct([column.field for column in columns]), fields
-
-
-def _is_pydantic(source: object) -> bool:
-    """Whether it is a pydantic model; pydantic is not imported."""
-    return hasattr(source, "model_validate_json") and hasattr(source, "model_fields")
+def _arrow_of_struct(cls: type, columns: tuple[SchemaField, ...]) -> tuple[pa.DataType, Convert]:
+    return pa.struct([column.field for column in columns]), fields_converted(cls, columns)
 
 
 def _of_pydantic(model: Any, path: str, outer: tuple[type, ...]) -> tuple[SchemaField, ...]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Iterator, Sequence
 
-    from .schemas import Convert, RowType, SchemaField
+    from .conversions import Convert
+    from .schemas import RowType, SchemaField
 
 Source: TypeAlias = "type | pa.Schema"
 """A type whose fields are columns."""

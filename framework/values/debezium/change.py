@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import msgspec
 
 from ...errors import StrategyError
-from ..schemas import fields_of
+from ..row_classes import fields_of
 
 Op = Literal["c", "u", "d", "r", "t"]
 T = TypeVar("T")

@@ -29,7 +29,8 @@ from ..decoding.slots import ALONE, SlotColumn, SlotLayout, Slots, valid_texts
 from ..lost_digits import FINE, LARGE_OR_TINY, has_floats, has_times
 from ..python_columns import to_column
 from ..registry.framing import NULL, raw_values
-from ..schemas import hints_of, is_attrs, item_of, nested_columns, row_type
+from ..row_classes import is_attrs
+from ..schemas import hints_of, item_of, nested_columns, row_type
 from . import json_kernel as kernel
 from .json_texts import copy_texts
 
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ..conversions import Convert
     from ..decoding.slots import Bad, Kind
-    from ..schemas import Convert, SchemaField
+    from ..schemas import SchemaField
 
 _pa: Any = pa
 _pc: Any = pc

@@ -263,6 +263,8 @@ def test_rows_of_a_batch_map_are_put_in_the_order_of_their_offsets() -> None:
         ((pa.table({"v": [1]}), pa.array([0.5])), "`keep` of shape .1,. and type float64"),
         ((pa.table({"v": [1]}), [None]), "`keep` of shape .1,. and type object"),
         ((pa.table({"v": [1]}), [[0]]), "`keep` of shape .1, 1."),
+        ((pa.table({"v": [1, 2]}), [[0], [1, 2]]), "`keep` of shape .. and type object"),
+        (pa.table({"kmr_offset": [10]}), "returned rows without columns"),
         ((pa.table({"v": [1]}), [True]), "`keep` of shape .1,. and type bool"),
         ("text", "returned str"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -49,6 +50,35 @@ def test_without_a_sink_type_most_values_decide() -> None:
     found, failed = made([5, "x", "y"])
     assert found == {1: "x", 2: "y"}
     assert failed == {0: "column v: 5 is int64, but most values are string"}
+
+
+class _Lazy:
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise LookupError("no connection")
+
+
+class _Proxy:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name} outside of a request")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (10**5000, "the number 0x"),
+        (_Lazy(), "LookupError: no connection"),
+        ([{"x": _Lazy()}], "LookupError: no connection"),
+        (_Proxy(), "no type of a column holds"),
+        (np.zeros((2, 2)), "no type of a column holds array([[0., 0.], [0., 0.]])"),
+    ],
+    ids=["a long number", "a lazy object", "a lazy object inside", "a proxy", "two dimensions"],
+)
+def test_a_value_that_cannot_be_read_or_shown_fails_alone(value: Any, reason: str) -> None:
+    found, failed = made([[{"x": "a"}], value, [{"x": "b"}]])
+    assert sorted(found) == [0, 2]
+    assert "\n" not in failed[1]
+    assert reason in failed[1]
 
 
 def test_a_value_that_is_nested_too_deep_for_casts_fails_alone() -> None:

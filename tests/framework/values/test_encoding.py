@@ -30,6 +30,17 @@ def test_rows_are_cast_and_columns_that_they_lack_stay_out() -> None:
     assert fitted.to_pylist() == [{"n": 1}, {"n": -128}]
 
 
+def test_lists_and_maps_of_nulls_beside_a_time_are_rows_of_python_objects() -> None:
+    kinds: Any = {
+        "at": pa.date32(),
+        "many": pa.list_(pa.null()),
+        "named": pa.map_(pa.string(), pa.null()),
+    }
+    value = {"at": dt.date(1970, 1, 2), "many": [None] * 3, "named": [("a", None), ("b", None)]}
+    rows = pa.table({"of": pa.array([value, None], pa.struct(list(kinds.items())))})
+    assert plain_rows(rows) == [{"of": {**value, "at": 1}}, {"of": None}]
+
+
 def test_a_column_that_the_format_lacks_is_refused() -> None:
     with pytest.raises(StrategyError, match="Test has no field other"):
         fit_rows(pa.table({"n": [1], "other": [2]}), SCHEMA, "Test")

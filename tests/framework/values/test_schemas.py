@@ -16,7 +16,8 @@ import pytest
 
 from kmr import Avro, Json, MessagePack
 from kmr.errors import StrategyError
-from kmr.values.schemas import fields_of, row_type
+from kmr.values.row_classes import fields_of
+from kmr.values.schemas import row_type
 
 UTC = pa.timestamp("us", tz="UTC")
 
