@@ -221,9 +221,12 @@ class Worker:
             failed=self.metrics.done.failed,
             seconds=took,
         )
-        done = self.metrics.done
-        report = _log.warning if done.failed > done.read * _MANY else _log.info
-        report(str(done))
+        done, failures = self.metrics.done, self.metrics.failures.newest_first()
+        if done.failed > done.read * _MANY:
+            reasons = (each.reason for each in failures if each.kind == "record failed")
+            _log.warning(str(done), latest_reason=next(reasons, None))
+        else:
+            _log.info(str(done))
 
     def _server(self) -> HealthServer | None:
         http = self._settings.http

@@ -80,6 +80,10 @@ def peek(
     sql
         Ask ClickHouse as a library about the rows, which are the table t.
     """
+    if topic is None and ":" in subject:
+        raise SettingsError(f"{subject} is a strategy: name the topic that it maps with --topic")
+    if last < 1:
+        raise SettingsError(f"--last must be at least 1, not {last}")
     if sql is not None:
         if follow:
             raise SettingsError("--sql needs an end: leave out --follow")

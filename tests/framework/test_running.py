@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import kmr
 from kmr.errors import RecordFailed, SettingsError, StrategyError
@@ -44,8 +45,11 @@ async def test_a_plain_function_runs_under_a_running_event_loop_and_the_counts_c
             until_caught_up=True,
         )
 
-    done = await _in_thread_with_loop(call)
+    with capture_logs() as logs:
+        done = await _in_thread_with_loop(call)
     assert (done.read, done.written, done.filtered, done.failed) == (5, 3, 1, 1)
+    assert (logs[-1]["event"], logs[-1]["log_level"]) == (str(done), "warning")
+    assert "invalid literal for int()" in logs[-1]["latest_reason"]
     assert str(done) == "records: 5 read, 1 filtered, 1 failed; rows: 3 written"
     assert [row["n"] for row in written.rows()] == [2, 4, 6]
 

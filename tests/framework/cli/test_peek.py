@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 from anyio import to_thread
 
 import kmr
@@ -16,8 +17,6 @@ from kmr.kafka.admin import connect_admin
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    import pytest
 
     from kmr.broker import Broker
     from tests.framework.conftest import CreateTopic, Produce
@@ -38,6 +37,7 @@ def large(order: Order) -> Order | None:
 
 strategy = Strategy(value=Json(Order), map=large, reduce=ClickHouseWriter("t", url="http://127.0.0.1:1"))
 """
+COMMAND = EntryPoint("peek", "kmr.cli.peek:peek", GROUP)
 ORDERS = [
     b'{"customer": "ada", "amount": 25.0}',
     b'{"customer": "bob", "amount": 7.5}',
@@ -53,11 +53,10 @@ class Order(msgspec.Struct):
 
 
 async def peek(broker: Broker, *arguments: str) -> int:
-    groups = [EntryPoint("peek", "kmr.cli.peek:peek", GROUP)]
     command: Sequence[str] = (
         "peek", *arguments, "--bootstrap-servers", broker.bootstrap_servers,
     )  # fmt: skip
-    return await to_thread.run_sync(run_command, command, groups)
+    return await to_thread.run_sync(run_command, command, [COMMAND])
 
 
 async def test_a_strategy_is_shown_on_real_records_and_nothing_is_committed(
@@ -102,6 +101,24 @@ async def test_a_topic_is_shown_decoded_and_can_be_asked_about_by_sql(
     message = capsys.readouterr().err
     assert message.startswith("kmr: --sql: ")
     assert "; the rows are the table t, of the columns partition, offset, " in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["hits:strategy"],
+            "hits:strategy is a strategy: name the topic that it maps with --topic",
+        ),
+        (["hits", "--last", "0"], "--last must be at least 1, not 0"),
+        (["hits", "--follow", "--sql", "SELECT 1"], "--sql needs an end: leave out --follow"),
+    ],
+)
+def test_what_peek_cannot_do_is_said_before_it_connects(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["peek", *arguments], [COMMAND]) == 2
+    assert " ".join(capsys.readouterr().err.split()) == f"kmr: {message}"
 
 
 async def test_a_topic_is_read_as_a_table(
