@@ -52,6 +52,10 @@ _IN_ORDER: Final = (
     "PostgresWriter(changes=True) applies changes in their order: it needs delivery='exactly-once' in the "
     "worker. On Spark use ClickHouseWriter(changes=True), whose rows have versions, or write change rows"
 )
+_SIGNATURE: Final = """
+SELECT sum(hashtext(concat_ws(
+    ' ', attname, atttypid, atttypmod, attnotnull, attgenerated, attidentity))::bigint)
+FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"""
 _LIMITS: Final = """
 SELECT set_config('statement_timeout', %(ms)s, true),
        set_config('lock_timeout', %(wait)s, true),
@@ -159,6 +163,7 @@ class PostgresWriter(RangeWriter):
         self._pool: Pool | None = None
         self._shares = False
         self._found: PostgresTable | None = None
+        self._signature: tuple[object, ...] | None = None
         self._had: frozenset[str] = frozenset()  # the columns that the table has had
         self._scopes: dict[str, anyio.CancelScope] = {}  # of the ranges that are being written
 
@@ -301,6 +306,17 @@ class PostgresWriter(RangeWriter):
             now=self.table,
         )
 
+    async def _was_altered(self, connection: Connection) -> bool:
+        """Return whether the columns have changed: the server may have rounded values.
+
+        In the transaction that has written, whose lock keeps the table as it is.
+        """
+        found = await (await connection.execute(_SIGNATURE, (str(self._name),))).fetchone()
+        if found == self._signature:
+            return False
+        self._signature = found
+        return await self._is_altered()
+
     async def _is_altered(self) -> bool:
         """Read the table again; return whether its definition has changed."""
         try:
@@ -380,7 +396,7 @@ class PostgresWriter(RangeWriter):
             )
         else:
             refused = await self._apply(self._changes, connection, rows, table, general, progress)
-        if refused and await self._is_altered():
+        if await self._was_altered(connection) or (refused and await self._is_altered()):
             raise _Altered
         self.set_up.judge(self, len(rows), refused, general)
         self.max_rows = self._pace.limit(self._most_rows)

@@ -22,7 +22,7 @@ from kmr.sinks.postgres.ranges import _LOCK
 from kmr.testing import Journal, MemoryWriter
 
 from ...flushes import Flushed, outcome
-from .writing import Killed, execute, opened, query, refused
+from .writing import WRITERS, Killed, execute, opened, query, refused
 
 if TYPE_CHECKING:
     from kmr.reducers.reducer import Context, Retry
@@ -197,6 +197,8 @@ async def test_a_kill_at_any_step_of_a_joined_write_loses_and_doubles_nothing(
         for partition in partitions:
             assert await write_again(postgres_url, context, partition) == Flushed()
         assert query(postgres_url, PARTS) == whole
+        while WRITERS:  # the server has 100 connections
+            await WRITERS.pop().close()
         if not mortal.died:
             break
     assert fatal > 15, "the writer has fewer exchanges than this test thinks"

@@ -311,3 +311,28 @@ async def test_texts_are_written_by_a_role_whose_clients_have_another_encoding(
     result = await flush(writer, rows(0, 1, x=["no", "5 €"]))  # row by row
     assert [row for row, _ in refused(result)] == [0]
     assert query(postgres_url, "SELECT x FROM hits") == ["5 €"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "values", "reason"),
+    [
+        ("numeric(9, 4)", "numeric(9, 2)", ["1.2345", "1.5"], "(numeric(9,2)) cannot hold"),
+        ("bigint", "real", [16_777_217, 3], "(real) cannot hold"),
+        ("text", "varchar(2)", ["ab   ", "cd"], "(character varying(2)) cannot hold"),
+    ],
+)
+async def test_a_table_that_is_altered_to_hold_less_gets_no_value_that_it_would_change(
+    postgres_url: str,
+    context: Context,
+    before: str,
+    after: str,
+    values: list[Any],
+    reason: str,
+) -> None:
+    execute(postgres_url, f'CREATE TABLE hits ("offset" bigint, x {before})')
+    writer = await opened(postgres_url, context)
+    assert await flush(writer, rows(0, 1, x=values)) == Flushed()
+    execute(postgres_url, "TRUNCATE hits", f"ALTER TABLE hits ALTER COLUMN x TYPE {after}")
+    [(row, why)] = refused(await flush(writer, rows(2, 3, x=values)))
+    assert reason in why
+    assert query(postgres_url) == [5 - row]
