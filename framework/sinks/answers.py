@@ -238,11 +238,12 @@ class PartRefused(Exception):
     """A destination refuses some of the rows of a part; which ones is not known. The message says why."""
 
 
-# Spark: values that cannot be cast, constraints, and texts that are too long for their column.
+# Spark: values that cannot be cast, constraints, texts that are too long for their column, and what
+# `raise_error` says.
 _SPARK_VALUES: Final = re.compile(
-    r"^(?:Caused by: [\w.$]+: )?(.*)\bSQLSTATE: (?:2[23]\w{3}|54006)\b"
+    r"^(?:Caused by: [\w.$]+: )?(.*)\bSQLSTATE: (?:2[23]\w{3}|54\w{3}|P0001)\b"
     r"|^.*?(\[?DELTA_(?:VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|EXCEED_CHAR).*(?:\n - .*)*)"
-    r"|^Caused by: java\.(?:lang|time)\.((?:Arithmetic|ClassCast|DateTime|NumberFormat)Exception.*)",
+    r"|^(?:Caused by)?: java\.(?:lang|time)\.((?:Arithmetic|ClassCast|DateTime|NumberFormat)Exception.*)",
     re.MULTILINE,
 )
 
@@ -271,6 +272,23 @@ def refusal_of_spark(error: Exception, general: set[str] | None = None) -> str |
         return reason
     found = _SPARK_VALUES.search(text)
     return None if found is None else one_line(found[1] or found[2] or found[3])
+
+
+_CAUSES: Final = re.compile(r"^(?:Caused by)?: (.*)", re.MULTILINE)
+
+
+def may_be_of_rows(error: Exception) -> bool:
+    """Return whether an error is an answer of Spark, and not of the way to it."""
+    kind = type(error)
+    is_lost = kind.__name__ in ("Py4JNetworkError", "SparkConnectGrpcException", "RetriesExceeded")
+    return kind.__module__.startswith(("py4j", "pyspark")) and not is_lost
+
+
+def cause_of_spark(error: Exception) -> str:
+    """Return the innermost cause of an error of Spark, in one line."""
+    text = str(error) or type(error).__name__
+    causes = _CAUSES.findall(text)
+    return one_line(causes[-1] if causes else text.splitlines()[0])
 
 
 _CODE: Final = re.compile(r"Code: (\d+)\. DB::Exception: (.*)", re.DOTALL)

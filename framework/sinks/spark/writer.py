@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
@@ -27,7 +26,14 @@ from ...reducers.sink import (
 )
 from ...service.threads import run_in_thread
 from ...spark.session import SharedSession
-from ..answers import SetUp, refusal_of_spark
+from ..answers import (
+    Patience,
+    SetUp,
+    cause_of_spark,
+    may_be_of_rows,
+    put_off,
+    refusal_of_spark,
+)
 from ..bisecting import bisect
 from ..changes import Changes
 from ..choosing import schema_to_create
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
 
     Destination = TableFiles | SparkDestination | MergedTable
 
+_MOST_LATE = 40  # pieces that Spark puts off before any is written
 _log = structlog.get_logger(__name__)
 
 
@@ -184,6 +191,7 @@ class SparkWriter(Collecting, Sink):
         self._opened = self._takes_letters = False
         self._written: dict[str, list[Refusal]] = {}
         self._set_up, self._leaving_out = SetUp(), LeavingOut()
+        self._patience = Patience()
         self._logged: set[str] = set()
         self.capabilities = Capabilities(
             names_ranges=True,
@@ -245,6 +253,7 @@ class SparkWriter(Collecting, Sink):
         """Return a copy without rows that shares the Spark session."""
         other = copy.copy(self)
         other.rows, other._written = [], {}  # noqa: SLF001  of our own class
+        other._patience = Patience()  # noqa: SLF001
         return other
 
     async def open(self, context: Context) -> None:
@@ -360,7 +369,12 @@ class SparkWriter(Collecting, Sink):
             parts = plan_ranges(self.rows, self._group, self._generations)
             missing = [part for part in parts if part.file_name not in self._written]
             for part in missing:
-                self._written[part.file_name] = self._write(part)
+                try:
+                    self._written[part.file_name] = self._write(part)
+                except Exception as error:
+                    if may_be_of_rows(error):
+                        self._patience.note(part.token, cause_of_spark(error))
+                    raise
             if self._destination is not None:
                 self._destination.publish()
         except KmrError:
@@ -376,6 +390,7 @@ class SparkWriter(Collecting, Sink):
             raise
         refusals = [refused for rows in self._written.values() for refused in rows]
         self._written = {}
+        self._patience.forget()
         if refusals:
             raise RowsRefused(refusals)
 
@@ -396,8 +411,24 @@ class SparkWriter(Collecting, Sink):
     def _write_rows(self, part: RangeRows) -> dict[int, str]:
         """Write rows; return those that are refused."""
         table, general = part.table, set[str]()
+        late: list[Exception] = []
+        is_written = False
+
+        def refusal(error: Exception) -> str | None:
+            reason = refusal_of_spark(error, general)
+            if reason is not None or not may_be_of_rows(error):
+                return reason
+            late.append(error)
+            if not self._patience.is_over(part.token):
+                return None
+            return (
+                None
+                if len(late) > _MOST_LATE and not is_written
+                else put_off(cause_of_spark(error))
+            )
 
         def write(start: int, stop: int) -> Mapping[int, str]:
+            nonlocal is_written
             size = stop - start
             piece = part if size == len(table) else replace(part, piece=f"{start}-{stop}")
             rows = table.slice(start, size)
@@ -407,9 +438,12 @@ class SparkWriter(Collecting, Sink):
                 fitted = cast("Destination", self._destination).write(piece, rows)
             self._leaving_out.of(self, fitted)
             general.update(fitted.general)
+            is_written = True
             return fitted.refused
 
-        refused = bisect(len(table), write, partial(refusal_of_spark, general=general))
+        refused = bisect(len(table), write, refusal)
+        if late and not is_written:
+            raise late[0]
         self._set_up.judge(self, len(table), refused, general)
         return refused
 

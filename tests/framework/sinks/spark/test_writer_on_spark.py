@@ -382,3 +382,44 @@ async def test_a_row_for_which_a_function_raises_in_an_executor_is_refused_and_t
     assert rows_in(spark.read.json(str(tmp_path)).select("offset")) == [
         (n,) for n in range(10) if n != 5
     ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "attempts", "words"),
+    [
+        ("if(offset = 5, raise_error('five'), offset)", 0, "[USER_RAISED_EXCEPTION] five"),
+        ("size(sequence(0L, if(offset = 5, 1L << 40, 1L)))", 0, "COLLECTION_SIZE_LIMIT_EXCEEDED"),
+        (
+            "java_method('java.util.UUID', 'fromString', if(offset = 5, 'odd', '1-1-1-1-1'))",
+            8,
+            "Invalid UUID string: odd (each of 8 attempts; other rows are written)",
+        ),
+    ],
+)
+async def test_a_row_for_which_an_expression_raises_is_refused_and_the_others_are_written(
+    context: Context,
+    spark: SparkSession,
+    tmp_path: Path,
+    expression: str,
+    attempts: int,
+    words: str,
+) -> None:
+    def transform(frame: DataFrame) -> DataFrame:
+        return frame.selectExpr("offset", f"{expression} AS made")
+
+    writer = SparkWriter(path=tmp_path, transform=transform, format="json")
+    await writer.open(context)
+    try:
+        writer.add(rows_of(0, 9))
+        for _ in range(attempts):
+            with pytest.raises(Exception, match="An error occurred while calling"):
+                writer.flush()
+        result = outcome_now(writer)
+    finally:
+        await writer.close()
+    assert isinstance(result, Flushed)
+    (refusal,) = result.refusals
+    assert words in refusal.reason
+    assert rows_in(spark.read.json(str(tmp_path)).select("offset")) == [
+        (n,) for n in range(10) if n != 5
+    ]
