@@ -303,8 +303,12 @@ def decoded_bytes(records: pa.RecordBatch) -> int:
     return int(pieces) + ROW_OVERHEAD * len(records)
 
 
-def to_records(columns: pa.RecordBatch) -> list[Record]:
-    """Convert the rows of a batch, or of several batches of one topic, to `Record` objects."""
+def to_records(columns: pa.RecordBatch, values: list[bytes | None] | None = None) -> list[Record]:
+    """Convert the rows of a batch, or of several batches of one topic, to `Record` objects.
+
+    Args:
+        values: those of the column, if their objects are made already.
+    """
     if len(columns) == 0:
         return []
     headers, keys = columns.column("headers"), columns.column("key")
@@ -323,7 +327,7 @@ def to_records(columns: pa.RecordBatch) -> list[Record]:
             _numbers(columns.column("partition")),
             columns.column("offset").to_pylist(),
             repeat(None) if keys.null_count == len(keys) else keys.to_pylist(),
-            columns.column("value").to_pylist(),
+            columns.column("value").to_pylist() if values is None else values,
             columns.column("timestamp").view(pa.int64()).to_pylist(),
             _numbers(columns.column("timestampType")),
             per_record_headers,

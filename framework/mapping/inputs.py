@@ -224,14 +224,20 @@ class Inputs:
             return Arguments(offsets, to_records(records), None, [])
         values: Any = records.column("value")
         given, unframed = framed(self.value, records, "value")
-        objects, failures = self.value.decode_objects(given)
+        beside: list[Record] | None = None
+        needs_records = self.is_timed or self.parameters == "value and record"
+        if needs_records and given is values:  # then the objects of values are made once
+            texts = values.to_pylist()
+            objects, failures = self.value.decode_given(values, texts)
+            beside = to_records(records, texts)
+        else:
+            objects, failures = self.value.decode_objects(given)
+            beside = to_records(records) if needs_records else None
         failures |= unframed
         absent = values.is_null()
         if self.value.is_changes:
             absent = pa.array([each is None for each in objects])
         good, failed = self._settle_nulls(values, failures, numbered, absent)
-        needs_records = self.is_timed or self.parameters == "value and record"
-        beside = to_records(records) if needs_records else None
         if good is None:
             return Arguments(offsets, objects, beside, [])
         kept = good.tolist()

@@ -133,11 +133,13 @@ class TypedFormat(ValueFormat):
 
     def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
         """Decode values to objects; see `ValueFormat.decode_objects`."""
+        return self.decode_given(values, values.to_pylist())
+
+    def decode_given(self, values: pa.BinaryArray, given: list[bytes | None]) -> DecodedObjects:
         objects: list[Any] = []
         failures: dict[int, str] = {}
-        texts = values.to_pylist()
-        rest = iter(texts)
-        while len(objects) < len(texts):
+        rest = iter(given)
+        while len(objects) < len(given):
             failure: Exception = (
                 StopIteration()
             )  # of a validator: it ends `extend` as if all were done
@@ -145,8 +147,8 @@ class TypedFormat(ValueFormat):
                 objects.extend(map(self.decoder, rest))  # keeps those before an error
             except BaseException as error:  # noqa: BLE001  a model's own validators may raise anything
                 failure = as_exception(error)
-            if len(objects) < len(texts):
-                text = texts[len(objects)]
+            if len(objects) < len(given):
+                text = given[len(objects)]
                 if text is not None:
                     failures[len(objects)] = self.reason(text, failure)
                 objects.append(None)
