@@ -160,8 +160,8 @@ class ExactlyOnce(AfterErrors):
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
         await self._wait(buffer, self._is_next)
-        if buffer.turn is not None and not await buffer.turn.gather(buffer):
-            buffer.leave_turn()
+        while buffer.turn is not None and not await buffer.turn.gather(buffer):
+            buffer.turn = buffer.turn.follow(buffer)
         async with self._begun(buffer) as has_rows:
             if not has_rows:
                 return None

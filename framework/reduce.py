@@ -125,6 +125,8 @@ class ReduceStage:
         collecting.add_unlimited(rows)
         if is_first:
             self.trigger.look()
+        else:
+            self.trigger.collected(collecting)
         return True
 
     async def _collect(self) -> None:

@@ -1,7 +1,7 @@
 """The flush rule: when rows are flushed and why, and how a flush is tried until it is done.
 
     reason     a flush begins when
-    count      `max_rows` rows are collected
+    count      `max_rows` rows are collected, or four times as many in lanes that are written together
     bytes      `max_bytes` are collected, or the collected rows use up the in-flight budget
     age        the oldest row has waited for `max_age`, and it is the lane's turn (`kmr.reducers.turns`); with
                `when_full="backpressure"` a full buffer waits for this too, or for one of the next two
@@ -307,6 +307,11 @@ class FlushTrigger:
         """Look at the buffer again: its first rows were added, or it is its turn."""
         self._waiting.cancel()
 
+    def collected(self, buffer: Buffer) -> None:
+        """Note that rows were added to a buffer."""
+        if self._turns is not None and buffer.reducer.when_full == "flush":
+            self._turns.collect(self, buffer)
+
     def leave(self, buffer: Buffer) -> None:
         """Wait for no turn: the rows are flushed, or dropped."""
         if self._turns is not None:
@@ -329,6 +334,8 @@ class FlushTrigger:
         """
         while True:
             is_old = self._is_old(buffer)
+            if buffer.held and not self.replaying:
+                self.collected(buffer)
             if reason := self._reason(buffer, is_old=is_old):
                 return reason
             waits_turn = self._turns is not None and is_old
@@ -343,8 +350,11 @@ class FlushTrigger:
         """Return the reason to flush now, None to wait for more rows."""
         if self.replaying or not buffer.held:
             return None
-        if is_old and (self._turns is None or self._turns.take(self, buffer)):
+        turns = self._turns
+        if is_old and (turns is None or turns.take(self, buffer)):
             return "age"
+        if turns is not None and turns.take_given(self):
+            return "count"
         if self._inbox.statistics().current_buffer_used:
             return None
         if wanted := self._wanted:
@@ -367,7 +377,7 @@ class FlushTrigger:
             The reason for which it is flushed in the end.
         """
         self.leave(buffer)
-        if reason == "revoke":
+        if reason == "revoke" or (reason == "bytes" and self._budget.exhausted):
             self._end_together(buffer)
         if reason not in ("count", "bytes") or buffer.reducer.when_full != "backpressure":
             return reason

@@ -49,8 +49,8 @@ class Capabilities:
         block_rows: the most rows that the sink writes atomically; larger flushes announce this size.
         flushes_per_second: the most flushes by age in a second, of all partitions of a worker where each has
             its own; then `max_age` is a wish. None: as many as there are.
-        joins_rows: flushes by age of up to so many rows are written together with those of other partitions,
-            so that they take one turn. 0: each is written alone.
+        joins_rows: flushes of up to so many rows that are not full are written together with those of other
+            partitions, so that they take one turn. 0: each is written alone.
         shares_tokens: what is written together has one token (`JoinedAnnouncement`); else each part has its
             own, which the sink writes with the rows of all or not at all.
         needs_session: the sink writes with a `SparkSession`: the Spark engine runs it in the driver.

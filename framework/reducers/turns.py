@@ -2,8 +2,9 @@
 
 A sink such as ClickHouse likes few, large INSERTs. Where each partition has its own, `max_age` of many
 partitions makes many small ones. So a lane that flushes for the age of its rows waits for its turn, and goes
-on collecting meanwhile: the longer it waits, the larger its flush becomes. Where the sink can, small flushes
-of all lanes that wait have one turn together, and are one INSERT.
+on collecting meanwhile: the longer it waits, the larger its flush becomes. Where the sink can, flushes of all
+lanes that wait have one turn together, and are one INSERT. Lanes that have as much as a large INSERT
+together, as in a backlog, do not wait for their age.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import anyio
 import structlog
 
 from ..service.identity import new_id
-from .reducer import Retry
+from .reducer import DEFAULT_MAX_ROWS, Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from .flushing import Buffer
 
@@ -27,7 +28,8 @@ R = TypeVar("R")
 
 _LATE: Final = 1.0  # seconds beyond `max_age` from which on that is told
 _PATIENCE: Final = 1.0  # seconds for which lanes that share a turn wait for each other
-_ENDING: Final = 0.02  # seconds in which the lanes of a drain end, if nothing holds them up
+_JOINABLE: Final = 0.02  # seconds in which lanes come that end or make room at the same time
+_LARGE: Final = 4  # times `max_rows`: so many rows of all lanes do not wait for their age
 _MOST_ROWS: Final = 500_000  # of a joined turn; a sink writes more than a million in several blocks
 _MOST_BYTES: Final = 64 * 1024 * 1024
 
@@ -45,8 +47,8 @@ class JoinedTurn:
     """A turn of several lanes, whose flushes are announced in one commit and written at once.
 
     They meet twice: before they announce, and in the sink, where one of them writes for all. Nothing depends
-    on who comes: one that misses the first meeting has no part in the turn, and one that misses the second
-    writes its rows alone, under the token of the turn first.
+    on who comes: one that misses the first meeting can `follow`, and one that misses the second writes its
+    rows alone, under the token of the turn first.
 
     Args:
         buffers: of the lanes that have the turn.
@@ -62,6 +64,7 @@ class JoinedTurn:
             asyncio.get_running_loop().call_later(joinable, self._close)
         self.token = new_id()
         self._expected = set(buffers)
+        self._following: JoinedTurn | None = None
         self._present: set[Buffer] = set()
         self._gathered = anyio.Event()
         self._patience: asyncio.TimerHandle | None = None
@@ -71,16 +74,22 @@ class JoinedTurn:
         self._complete = anyio.Event()
         self._written = anyio.Event()
 
-    @property
-    def rows(self) -> int:
-        """How many rows the lanes have that are waited for."""
-        return sum(buffer.rows for buffer in self._expected)
-
     def join(self, buffer: Buffer) -> bool:
-        """Wait for one more lane; return False if it is too late for that."""
-        if self._joinable:
+        """Wait for one more lane; return False if it is too late for that, or there is no room for it."""
+        lanes = (*self._expected, buffer)
+        has_room = (
+            sum(each.rows for each in lanes) <= _MOST_ROWS
+            and sum(each.bytes for each in lanes) <= _MOST_BYTES
+        )
+        if self._joinable and has_room:
             self._expected.add(buffer)
-        return self._joinable
+            return True
+        return False
+
+    def follow(self, buffer: Buffer) -> JoinedTurn:
+        """Return the next turn of the lanes for which this one has not waited."""
+        self._following = _joined(self._following, buffer)
+        return self._following
 
     def _close(self) -> None:
         self._joinable = False
@@ -158,6 +167,11 @@ class JoinedTurn:
         return result
 
 
+def _joined(turn: JoinedTurn | None, buffer: Buffer) -> JoinedTurn:
+    """Return the turn that a lane has joined, or one that others can join."""
+    return turn if turn is not None and turn.join(buffer) else JoinedTurn([buffer], _JOINABLE)
+
+
 class Turns:
     """Gives turns to lanes whose rows are old enough, the oldest and largest first.
 
@@ -183,16 +197,42 @@ class Turns:
         self._at_once = max(1.0, per_second)
         self._left = self._at_once
         self._refilled: float | None = None
+        self._collecting: dict[WaitingLane, tuple[Buffer, float]] = {}
+        self._collected = 0.0  # by all of them; 1.0 is as much as a large write
         self._waiting: dict[WaitingLane, Buffer] = {}
         self._given: set[WaitingLane] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_late = False
         self._ending: JoinedTurn | None = None
 
+    def collect(self, lane: WaitingLane, buffer: Buffer) -> None:
+        """Note what a lane has now. When all have as much as a large write, they have a turn at once."""
+        self._forget(lane)
+        if buffer.rows > self._joins or lane in self._given:
+            return
+        limits = buffer.reducer
+        part = max(
+            buffer.rows / min(_LARGE * (limits.max_rows or DEFAULT_MAX_ROWS), _MOST_ROWS),
+            buffer.bytes / min(limits.max_bytes or _MOST_BYTES, _MOST_BYTES),
+        )
+        self._collecting[lane] = buffer, part
+        self._collected += part
+        if self._collected >= 1.0:
+            self._give_together({each: held for each, (held, _) in self._collecting.items()})
+
+    def _forget(self, lane: WaitingLane) -> None:
+        if (noted := self._collecting.pop(lane, None)) is not None:
+            self._collected = self._collected - noted[1] if self._collecting else 0.0
+
+    def take_given(self, lane: WaitingLane) -> bool:
+        """Take the turn that a lane was given, if it was."""
+        is_given = lane in self._given
+        self._given.discard(lane)
+        return is_given
+
     def take(self, lane: WaitingLane, buffer: Buffer) -> bool:
         """Take a turn for a buffer, or wait for one: `look` is called then, and it is called again."""
-        if lane in self._given:
-            self._given.discard(lane)
+        if self.take_given(lane):
             return True
         self._refill()
         if not self._waiting and self._left >= 1:
@@ -205,6 +245,7 @@ class Turns:
     def leave(self, lane: WaitingLane, buffer: Buffer) -> None:
         """Wait no longer: the rows are flushed for another reason, or dropped."""
         self._waiting.pop(lane, None)
+        self._forget(lane)
         if lane not in self._given:
             return
         self._given.discard(lane)
@@ -219,13 +260,11 @@ class Turns:
                 self._set_timer()
 
     def end(self, buffer: Buffer) -> JoinedTurn | None:
-        """Return the turn of all lanes that are drained now, at once; None: the rows are written alone."""
+        """Return the turn of all lanes that end or make room now; None: the rows are written alone."""
         if not 0 < buffer.rows <= self._joins:
             return None
-        ending = self._ending
-        if ending is None or ending.rows + buffer.rows > _MOST_ROWS or not ending.join(buffer):
-            ending = self._ending = JoinedTurn([buffer], _ENDING)
-        return ending
+        self._ending = _joined(self._ending, buffer)
+        return self._ending
 
     @property
     def late(self) -> float:
@@ -269,17 +308,21 @@ class Turns:
         while lanes and self._left + 1e-3 >= 1:
             self._left -= 1
             together = self._together(lanes)
-            taken = [self._waiting.pop(lane) for lane in together]
-            turn = JoinedTurn(taken) if len(taken) > 1 else None
-            for lane, buffer in zip(together, taken, strict=True):
-                buffer.turn = turn
-                self._given.add(lane)
-                lanes.remove(lane)
-                lane.look()
+            self._give_together({lane: self._waiting[lane] for lane in together})
+            lanes = [lane for lane in lanes if lane in self._waiting]
         if self._waiting:
             self._set_timer()
         else:
             self._on_late(0.0)
+
+    def _give_together(self, lanes: Mapping[WaitingLane, Buffer]) -> None:
+        turn = JoinedTurn(lanes.values()) if len(lanes) > 1 else None
+        for lane, buffer in lanes.items():
+            buffer.turn = turn
+            self._waiting.pop(lane, None)
+            self._forget(lane)
+            self._given.add(lane)
+            lane.look()
 
     def _together(self, lanes: Sequence[WaitingLane]) -> Sequence[WaitingLane]:
         """Return the lanes that have the next turn: the first, and the others with few rows if it has few."""
@@ -301,9 +344,8 @@ class Turns:
         """Return the age and the number of the rows, each in units of its limit."""
         buffer = self._waiting[lane]
         age = 0.0 if buffer.since is None else _now() - buffer.since
-        return age / (buffer.reducer.max_age or 1.0) + buffer.rows / (
-            buffer.reducer.max_rows or 32_768
-        )
+        limits = buffer.reducer
+        return age / (limits.max_age or 1.0) + buffer.rows / (limits.max_rows or DEFAULT_MAX_ROWS)
 
 
 def _now() -> float:

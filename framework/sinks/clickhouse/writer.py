@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .deduplication import InsertMemory
     from .table import ClickHouseTable, Compression
 
-_SMALL_ROWS = 10_000  # of a flush that is written with those of other partitions
+_SMALL_ROWS = 100_000  # of a flush that is written with those of other partitions
 _RESERVED = (
     *("insert_deduplication_token", "async_insert"),
     *("insert_deduplicate", "deduplicate_insert"),
@@ -66,9 +66,9 @@ class ClickHouseWriter(RangeWriter):
     them). A topic that was deleted and created anew therefore needs another group or an emptied table:
     its offsets begin again, and its first rows would count as repetitions.
 
-    Ranges of up to 10,000 rows that have waited for `max_age` are one INSERT together, of up to 500,000 rows,
-    where the table has the columns topic, partition and offset, no PARTITION BY and no materialized view
-    (docs/clickhouse.md).
+    Ranges of up to 100,000 rows that have waited for `max_age`, or have four times `max_rows` rows together,
+    are one INSERT of up to 500,000 rows, where the table has the columns topic, partition and offset, no
+    PARTITION BY and no materialized view (docs/clickhouse.md).
 
     With `exactly-once` each range of offsets is announced in the group's committed offset before it is
     written; after a crash exactly that range is read, mapped and written again with the same token, and

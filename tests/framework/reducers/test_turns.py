@@ -176,7 +176,13 @@ class Joining(Counting):
         self.together: list[int] = []
 
     def __deepcopy__(self, memo: object) -> Joining:
-        made = Joining(self.times, self.written, max_age=self.max_age, inserts_per_second=2)
+        made = Joining(
+            self.times,
+            self.written,
+            max_age=self.max_age,
+            max_rows=self.max_rows,
+            inserts_per_second=2,
+        )
         made.together = self.together
         return made
 
@@ -230,6 +236,108 @@ async def test_what_a_drain_leaves_of_many_partitions_is_written_at_once(
         assert len(consumer.commits) <= commits + 5
     assert sum(writer.written) == 29 * 2 + 60
     assert writer.together == [29], "and one has too many rows"
+
+
+async def test_lanes_that_have_as_much_as_a_large_write_together_do_not_wait_for_their_age(
+    clock: VirtualClock,
+) -> None:
+    turns = Turns(4, joins=100)
+    lanes = [Lane(turns, 79) for _ in range(6)]
+    begin = anyio.current_time()
+    for lane in lanes[:5]:
+        turns.collect(lane, lane.buffer)
+    assert [lane.at for lane in lanes] == [None] * 6, "of 400 rows"
+    turns.leave(lanes[0], lanes[0].buffer)
+    turns.collect(lanes[5], lanes[5].buffer)
+    assert [lane.at for lane in lanes] == [None] * 6, "one has left"
+    turns.collect(lanes[0], lanes[0].buffer)
+    assert [lane.at for lane in lanes] == [begin] * 6
+    assert len({lane.buffer.turn for lane in lanes} - {None}) == 1
+    turns.collect(lanes[0], Lane(turns, 79).buffer)
+    assert not turns.take_given(lanes[0]), "what was given counts no more"
+
+
+async def test_bytes_make_a_large_write_too(clock: VirtualClock) -> None:
+    turns = Turns(4, joins=100)
+    lanes = [Lane(turns, 2) for _ in range(3)]
+    for lane in lanes:
+        lane.buffer.reducer.max_bytes = 2 * lane.buffer.bytes
+        turns.collect(lane, lane.buffer)
+    assert [lane.at is None for lane in lanes] == [False, False, True]
+
+
+async def test_no_turn_has_more_rows_than_a_sink_writes_at_once(clock: VirtualClock) -> None:
+    turns = Turns(4, joins=100_000)
+    lanes = [Lane(turns, 90_000) for _ in range(7)]
+    for lane in lanes:
+        lane.buffer.reducer.max_rows = 1_000_000
+        turns.collect(lane, lane.buffer)
+    assert [lane.at is None for lane in lanes] == [False] * 6 + [True]
+
+
+async def test_lanes_with_too_many_rows_or_of_a_sink_that_joins_none_wait_for_their_age(
+    clock: VirtualClock,
+) -> None:
+    for turns in (Turns(4, joins=40), Turns(4)):
+        lanes = [Lane(turns, 50) for _ in range(20)]
+        for lane in lanes:
+            turns.collect(lane, lane.buffer)
+        assert [lane.at for lane in lanes] == [None] * 20
+
+
+async def test_the_backlog_of_many_partitions_is_written_together_before_its_age(
+    clock: VirtualClock,
+) -> None:
+    writer, consumer = Joining([], [], max_age=60.0, max_rows=25), MemoryConsumer()
+    partitions = [TopicPartition("t", number) for number in range(50)]
+    begin = anyio.current_time()
+    async with running(Strategy(locate, [writer]), consumer) as worker:
+        await consumer.rebalance(partitions)
+        for number in range(50):
+            put(consumer, number, 0, *[b"x"] * 20)
+        for partition in partitions:
+            await until_settled(worker, partition, 20)
+        assert anyio.current_time() - begin < 1.0
+    assert sum(writer.written) == 50 * 20
+    assert writer.together == [5] * 10
+
+
+async def test_rows_that_use_up_the_budget_are_written_together(clock: VirtualClock) -> None:
+    writer, consumer = Joining([], [], max_age=60.0), MemoryConsumer()
+    partitions = [TopicPartition("t", number) for number in range(20)]
+    strategy = Strategy(locate, [writer])
+    async with running(strategy, consumer, inflight_bytes=1024 * 1024) as worker:
+        await consumer.rebalance(partitions)
+        for second in range(20):
+            for number in range(20):
+                put(consumer, number, second, b"x" * 10_000)
+            await clock.advance(1.0)
+        assert sum(writer.written) >= 300
+        assert max(writer.together) >= 19, "of partitions whose rows used up the budget"
+        worker.shutdown("done")
+        while worker.status().state != "stopped":
+            await clock.advance(0.1)
+
+
+async def test_lanes_that_miss_a_turn_have_the_next_one_together(clock: VirtualClock) -> None:
+    first, *late = buffers(4)
+    turn = JoinedTurn([first, *late])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(turn.gather, first)
+        await clock.advance(1.1)
+        came = [await turn.gather(buffer) for buffer in late]
+        assert came == [False] * 3
+        following = turn.follow(late[0])
+        assert turn.follow(late[1]) is following is not turn
+        await clock.advance(0.1)
+        assert turn.follow(late[2]) is not following, "it comes too late for that, too"
+
+
+async def test_rows_beyond_the_largest_write_have_a_turn_of_their_own(clock: VirtualClock) -> None:
+    turns = Turns(4, joins=400_000)
+    first, second, third = (Lane(turns, rows).buffer for rows in (300_000, 100_000, 300_000))
+    turn = turns.end(first)
+    assert turns.end(second) is turn is not turns.end(third)
 
 
 def buffers(count: int) -> list[Buffer]:
