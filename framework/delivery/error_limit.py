@@ -76,7 +76,7 @@ class ErrorLimit(metaclass=Checked):
         """The limit in words."""
         parts = [] if self.records is None else [f"{self.records:,} records"]
         if self.share is not None:
-            parts.append(f"{self.share:.0%} of the records, and {self.at_least:,} of them")
+            parts.append(f"{self.share:.0%} of the records (or {self.at_least:,} if that is more)")
         return f"{' or '.join(parts)} in {float(self.per):g} s"
 
 

@@ -162,6 +162,15 @@ async def test_a_worker_that_stands_still_says_why_and_what_waits_or_is_over_bud
     assert "record hits:0:41" in shown("failures")
 
 
+async def test_what_open_windows_hold_is_no_lag(tmp_path: Path) -> None:
+    now = status(metrics_of_failures())
+    held = (msgspec.structs.replace(each, held=300) for each in now.partitions[:1])
+    now = msgspec.structs.replace(now, partitions=tuple(held))
+    page = await visited(tmp_path / "page.png", now)
+    assert texts(page.document, "lag") == str(now.partitions[0].lag) == "0"
+    assert texts(page.document, "lag-eta") == "up to date, open windows hold 300"
+
+
 async def test_a_branch_that_has_not_written_is_no_lane_of_its_stage(tmp_path: Path) -> None:
     lanes = [StageStatus(f"reduce-1 shop-{n}", "retrying", 0, 30, 900, 2.0, REASON) for n in (0, 1)]
     branch = StageStatus(
