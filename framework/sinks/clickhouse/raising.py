@@ -1,4 +1,4 @@
-"""Find the rows for which a DEFAULT or MATERIALIZED expression of a table raises.
+"""Find the rows for which an expression of a table raises: a DEFAULT, MATERIALIZED, of a key or an index.
 
 An exception ends a query and names no row. So the expressions are tried on rows that are not written: on
 many while they succeed, on fewer where one raises. Each row that is refused was tried alone, and what is left
@@ -62,6 +62,13 @@ _EXPRESSIONS: Final = """
 SELECT name, default_expression AS expression FROM system.columns
 WHERE database = {database:String} AND table = {table:String}
 AND default_kind IN ('DEFAULT', 'MATERIALIZED') ORDER BY position"""
+_KEYS: Final = """
+SELECT '_kmr_partition' AS name, partition_key AS expression FROM system.tables AS t
+WHERE t.database = {database:String} AND t.name = {table:String} AND expression != ''
+UNION ALL SELECT '_kmr_sorting', replaceRegexpAll(sorting_key, ' (DESC|ASC)\\\\b', '') AS expression
+FROM system.tables WHERE database = {database:String} AND name = {table:String} AND expression != ''
+UNION ALL SELECT concat('_kmr_', name), expr FROM system.data_skipping_indices
+WHERE database = {database:String} AND table = {table:String}"""
 
 
 async def raising(
@@ -84,7 +91,13 @@ async def raising(
     """
     sent = [each for each in columns if each.name in rows.column_names]
     names = {each.name for each in sent}
-    found = await connection.rows(_EXPRESSIONS, {"database": table.database, "table": table.name})
+    where = {"database": table.database, "table": table.name}
+    found = list(await connection.rows(_EXPRESSIONS, where))
+    try:
+        found += await connection.rows(_KEYS, where)
+    except Exception as error:
+        if of_clickhouse(error).kind == "later":
+            raise  # else the user may not read a table of the server's
     expressions = {each["name"]: each["expression"] for each in found if each["name"] not in names}
     if not expressions or not rows.num_rows:
         return {}

@@ -110,3 +110,30 @@ def test_a_condition_is_known_where_the_expression_surely_raises(
         for name, kind in (("raw", "String"), ("n", "Int64"), ("id", "Int64"))
     ]
     assert list(raising._conditions(expression, columns)) == conditions
+
+
+KEYS = {
+    "PARTITION BY": ("MergeTree PARTITION BY toUInt32(raw) % 3 ORDER BY tuple()", ""),
+    "ORDER BY": ("MergeTree ORDER BY (toUInt32(raw), partition)", ""),
+    "INDEX": ("MergeTree ORDER BY tuple()", ", INDEX i toUInt32(raw) TYPE minmax"),
+}
+
+
+@pytest.mark.parametrize("where", KEYS)
+async def test_thousands_of_rows_for_which_a_key_raises_are_found_without_trying_them(
+    client: Client,
+    create_table: CreateTable,
+    open_writer: OpenWriter,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    monkeypatch.setattr(raising, "_MOST_BAD", 10)
+    engine, index = KEYS[where]
+    table = create_table(f"{OFFSETS}, raw String{index}", engine)
+    writer = await open_writer(table, url=proxy.url)
+    raw = [str(n) if n % 7 == 0 else f"{n}x" for n in range(2_000)]
+    result = await flush(writer, rows(0, 2_000, raw=raw))
+    assert poisoned_offsets(result) == [n for n in range(2_000) if n % 7]
+    assert written(client, table) == list(range(0, 2_000, 7))
+    assert len(set(proxy.tokens)) == 1
