@@ -23,6 +23,7 @@ AggregateFunction = Literal[
     "sum", "count", "min", "max", "mean", "count_distinct", "first", "last", "list"
 ]
 _FUNCTIONS: Final = get_args(AggregateFunction)
+_MANY: Final = 100  # rows that all lack a column, or have it in another type: that is the set-up
 ALL: Final = "*"
 """The column name for whole rows; they can only be counted."""
 
@@ -49,9 +50,9 @@ class Aggregate(Collecting):
         limits: the limits and policies of `Reducer`.
 
     Raises:
-        StrategyError: there is no such function; from `flush`: the rows lack a column, or the function
-            does not support its type.
-        RowsRefused: from `flush`: a sum is beyond its type; the records of its group fail.
+        StrategyError: there is no such function; from `flush`: all of 100 rows or more lack a column, or
+            have a type that the function does not support.
+        RowsRefused: from `flush`: fewer rows do, or a sum is beyond its type; the records of its group fail.
     """
 
     def __init__(
@@ -76,6 +77,16 @@ class Aggregate(Collecting):
             )
 
     def flush(self) -> pa.Table:
+        try:
+            return self._aggregated()
+        except StrategyError as error:
+            count = sum(each.table.num_rows for each in self.rows)
+            if count >= _MANY:
+                raise
+            refused = dict.fromkeys(range(count), str(error))
+            raise RowsRefused(refusals_among(self.rows, refused)) from error
+
+    def _aggregated(self) -> pa.Table:
         table = self.table_of(self.rows)
         grouped = group(
             table,

@@ -100,6 +100,11 @@ class Debezium(ValueFormat):
         truncates: Truncates = "fail",
         unavailable: str = "__debezium_unavailable_value",
     ) -> None:
+        if not isinstance(inner, ValueFormat):
+            name = getattr(inner, "__name__", repr(inner))
+            raise StrategyError(
+                f"Debezium takes the format of the events, not {name}; write Debezium(Json({name}))"
+            )
         for name, value, allowed in (
             ("times", times, Times),
             ("decimals", decimals, Decimals),

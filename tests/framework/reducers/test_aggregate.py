@@ -77,16 +77,30 @@ def test_every_row_is_counted_once(batches: list[list[str]]) -> None:
 
 def test_a_column_that_is_not_there_is_named() -> None:
     aggregate = Aggregate(["k"], {"out": ("delay", "sum")})
-    aggregate.add(rows_of(k=["a"], x=[1]))
+    aggregate.add(rows_of(k=["a"] * 100, x=[1] * 100))
     with pytest.raises(StrategyError, match=r"no column 'delay', only \['k', 'x'\]"):
         aggregate.flush()
 
 
 def test_a_type_that_does_not_go_with_the_function_is_explained() -> None:
     aggregate = Aggregate(["k"], {"out": ("x", "mean")})
-    aggregate.add(rows_of(k=["a"], x=["text"]))
+    aggregate.add(rows_of(k=["a"] * 100, x=["text"] * 100))
     with pytest.raises(StrategyError, match=r"cannot be computed: .*the rows are k string, x str"):
         aggregate.flush()
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [({"k": ["a"], "x": ["text"]}, "cannot be computed"), ({"k": ["a"]}, "have no column 'x'")],
+)
+def test_a_flush_of_few_rows_that_cannot_be_computed_fails_its_records_not_the_worker(
+    rows: dict[str, list[Any]], reason: str
+) -> None:
+    aggregate = Aggregate(["k"], {"out": ("x", "sum")})
+    aggregate.add(rows_of(**rows))
+    with pytest.raises(RowsRefused) as caught:
+        aggregate.flush()
+    assert [reason in refusal.reason for refusal in caught.value.refusals] == [True]
 
 
 @pytest.mark.parametrize(

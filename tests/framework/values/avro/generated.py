@@ -368,6 +368,10 @@ def _same_branch(branches: list[Schema], named: NamedTypes, ours: Any, theirs: A
     if isinstance(theirs, float) and type_of(branch) in ("int", "long"):
         theirs = int(theirs)  # fastavro takes a float before the same type
         value = int(struct.unpack("<f", struct.pack("<f", value))[0]) if value != theirs else value
+    if isinstance(theirs, bytes) and type_of(branch) == "string":
+        theirs = theirs.decode()  # and bytes before text
+    elif isinstance(theirs, str) and value == theirs.encode(errors="replace"):
+        theirs = value  # or text before bytes
     return not others and same(branch, named, value, theirs)
 
 

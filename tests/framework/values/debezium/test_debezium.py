@@ -124,6 +124,11 @@ def test_what_cannot_be_understood_fails_its_record_and_names_the_field(
     assert rows[1] == dict.fromkeys(rows[0])
 
 
+def test_the_type_of_a_row_in_place_of_a_format_is_refused_with_what_to_write() -> None:
+    with pytest.raises(StrategyError, match=r"not dict; write Debezium\(Json\(dict\)\)"):
+        Debezium(dict)  # type: ignore[arg-type]
+
+
 def test_an_unknown_connector_needs_the_order_of_offsets() -> None:
     value = event("c", None, ROW).replace(b'"postgresql"', b'"oracle"')
     assert "order='offset'" in reason(value)
