@@ -117,10 +117,11 @@ def show(result: CheckResult, console: Console) -> None:
             "--strategy module:attribute, or --rows-per-record any",
             highlight=False,
         )
-    if unclear:
+    if unclear or (result.filtered is None and result.missing and result.expected is None):
         console.print(
             "What was filtered, went to reduce_err, or is no record (a transaction's mark, a compacted one) "
-            "has no row either: to tell it from what is missing, give --expected",
+            "has no row either: kmr check --strategy module:attribute --group GROUP tells it from what is "
+            "missing; so does --expected",
             highlight=False,
         )
 

@@ -127,7 +127,12 @@ def _nothing(_: pa.Table) -> None:
 
 
 def _decoded(record: Record) -> dict[str, Any]:
-    """Return the fields of a JSON object, or a text, or bytes."""
+    """Return the key, if there is one, and the fields of a JSON object, or a text."""
+    key = {} if record.key is None else {"key": record.key.decode("utf-8", "backslashreplace")}
+    return key | _fields(record)
+
+
+def _fields(record: Record) -> dict[str, Any]:
     if record.value is None:
         return {"value": None}
     try:
@@ -196,6 +201,7 @@ def _ask(sql: str, seen: Sequence[MappedRecords]) -> str:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "t.arrow"
         rows = join_tables(tables).table
+        rows = rows.cast(pa.schema([field.with_type(_typed(field.type)) for field in rows.schema]))
         feather.write_feather(rows, str(file), compression="uncompressed")
         connection = Connection(f"{directory}/clickhouse")
         try:
@@ -208,3 +214,14 @@ def _ask(sql: str, seen: Sequence[MappedRecords]) -> str:
             ) from error
         finally:
             connection.close()
+
+
+def _typed(kind: pa.DataType) -> pa.DataType:
+    """Return a type with text in the place of Arrow's type of nothing but nulls, which ClickHouse lacks."""
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_typed(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_typed(field.type)) for field in kind.fields])
+    return kind

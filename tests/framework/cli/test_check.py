@@ -67,7 +67,7 @@ async def test_offsets_that_a_group_has_committed_without_a_row_are_filtered_or_
     assert (code, "3 messages: 5 missing, 0 doubled" in text) == (1, True)
     code, text = await run("--group", "g")
     assert (code, "3 messages: 8 filtered or missing, 0 doubled" in text) == (0, True)
-    assert "to tell it from what is missing, give --expected" in " ".join(text.split())
+    assert "GROUP tells it from what is missing; so does --expected" in " ".join(text.split())
     assert [line.split()[1:8:2] for line in text.splitlines() if "│" in line] == [
         ["0", "1..8", "3", "4"],
         ["1", "none", "0", "4"],

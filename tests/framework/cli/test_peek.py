@@ -103,6 +103,14 @@ async def test_a_topic_is_shown_decoded_and_can_be_asked_about_by_sql(
     assert "; the rows are the table t, of the columns partition, offset, " in message
 
 
+async def test_keys_are_shown_and_columns_of_nulls_can_be_asked_about(
+    broker: Broker, produce: Produce, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await produce("orders", [b'{"a": null, "b": [], "c": {"d": null}}', None], key=b"k1")
+    assert await peek(broker, "orders", "--sql", "SELECT key, offset, a, b, c, value FROM t") == 0
+    assert capsys.readouterr().out.count("k1") == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
