@@ -14,7 +14,7 @@ Smaller flushes are counted together, until a row is written. What a constraint 
 about values: such rows go to `reduce_err`, however many they are (`err_limit` limits them).
 
 **The rule for "later"**: a server may say so for ever about one row, such as a trigger that raises a
-serialization failure. After 8 such answers about the same rows (`Patience`), these are bisected too, where
+serialization failure. After 6 such answers about the same rows (`Patience`), these are bisected too, where
 the answer may be about rows (`Answer.may_be_of_rows`). A row that is refused alone goes to `reduce_err`, if
 the same server writes others of the flush. If it writes none, the rows wait: that is no answer about rows.
 """
@@ -41,7 +41,7 @@ Kind = Literal["later", "schema", "rows", "stop", "unknown"]
 
 _LONGEST_REASON: Final = 300
 _LARGE: Final = 100  # rows
-_PATIENT: Final = 8  # attempts: about 10 seconds, with the pauses of `kmr.reducers.flushing`
+_PATIENT: Final = 6  # attempts: 5 to 10 seconds, with the pauses of `kmr.reducers.flushing`
 _RECONNECT: Final = 0.5  # seconds between attempts to reach a server that is not there yet
 
 
