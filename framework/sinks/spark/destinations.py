@@ -51,6 +51,7 @@ _SPACES = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "fals
 _OPTIONS = {"csv": _MICROSECONDS | _SPACES, "json": _MICROSECONDS, "xml": _MICROSECONDS}
 """Spark's defaults for texts lose digits of times and spaces."""
 
+_DEFAULT = "CURRENT_DEFAULT"
 _DETAILS = "# Detailed Table Information"
 _PARTITIONS = "# Partition Information"
 _OWN_CATALOG = "spark_catalog"
@@ -70,6 +71,7 @@ class TableFiles:
 
     def write(self, part: RangeRows, rows: pa.Table) -> Fitted:
         """Write the rows that fit."""
+        rows = self.table.with_defaults(self.session.get(), rows)
         fitted = _fitted(self.columns, rows, self.directory.partition_by)
         if (kept := fitted.kept()).num_rows:
             self._new.update(self.directory.write(part.file_name, kept))
@@ -140,6 +142,8 @@ class SparkDestination:
 
     def write(self, part: RangeRows, rows: pa.Table) -> Fitted:
         """Write rows, as `TableFiles.write` does. Delta fills columns that they lack: some are computed."""
+        if self.table is not None and self.format != "delta":
+            rows = self.table.with_defaults(self.session.get(), rows)
         fitted = _fitted(self.columns, rows, self.partition_by)
         kept = fitted.kept()
         if self.format == "delta":
@@ -250,6 +254,7 @@ class CatalogTable:
         partition_by: its partition columns.
         schema: its columns, in Arrow's types.
         texts: the columns whose texts have a limit, and their types: `varchar(3)`.
+        defaults: the columns with a DEFAULT, and SQL of its value.
     """
 
     identifier: str
@@ -258,6 +263,18 @@ class CatalogTable:
     partition_by: tuple[str, ...]
     schema: pa.Schema
     texts: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+    def with_defaults(self, session: SparkSession, rows: pa.Table) -> pa.Table:
+        """Return rows with the columns that they lack and the table has a DEFAULT for."""
+        lacking = {name: of for name, of in self.defaults.items() if name not in rows.column_names}
+        if not lacking:
+            return rows
+        values = session.sql(f"SELECT {', '.join(lacking.values())}").toArrow()
+        for name, value in zip(lacking, values.columns, strict=True):
+            column: Any = pa.repeat(value[0], rows.num_rows)
+            rows = rows.append_column(name, column)
+        return rows
 
     def target(self, column: pa.Field[Any]) -> TargetColumn:
         """Return what a column takes. Spark reads texts of any length, and checks them where it writes."""
@@ -301,7 +318,8 @@ def read_table(session: SparkSession, name: str) -> CatalogTable:
     identifier = ".".join(map(quote, _parts(name)))
     try:
         described = session.sql(f"DESCRIBE TABLE EXTENDED {identifier}").collect()
-        schema = to_arrow_schema(session.table(identifier).schema, timezone="UTC")
+        stored = session.table(identifier).schema
+        schema = to_arrow_schema(stored, timezone="UTC")
     except AnalysisException as error:
         raise StrategyError(
             f"Spark has no table {name} ({str(error).splitlines()[0]}). Create it with the columns that "
@@ -326,6 +344,11 @@ def read_table(session: SparkSession, name: str) -> CatalogTable:
             name: kind
             for name, kind in rows[: len(schema)]
             if kind.startswith(("char(", "varchar("))
+        },
+        defaults={
+            each.name: f"CAST({each.metadata[_DEFAULT]} AS {each.dataType.simpleString()})"
+            for each in stored
+            if _DEFAULT in each.metadata
         },
     )
 

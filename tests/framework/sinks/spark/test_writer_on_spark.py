@@ -423,3 +423,22 @@ async def test_a_row_for_which_an_expression_raises_is_refused_and_the_others_ar
     assert rows_in(spark.read.json(str(tmp_path)).select("offset")) == [
         (n,) for n in range(10) if n != 5
     ]
+
+
+@pytest.mark.parametrize("format_", ["parquet", "orc"])
+async def test_columns_that_the_rows_lack_have_the_default_of_the_table(
+    context: Context, spark: SparkSession, table: str, format_: str
+) -> None:
+    spark.sql(
+        f"CREATE TABLE {table} (offset INT, a INT DEFAULT 2 + 3, b STRING DEFAULT 'x''y', c INT) "
+        f"USING {format_}"
+    )
+    nulls = pa.table({"offset": [2], "a": pa.nulls(1, pa.int32())})
+    explicit = Rows(nulls, (Range("t", 0, 2, 2),), np.array([2]))
+    lacking = Rows(pa.table({"offset": [0, 1]}), (Range("t", 0, 0, 1),), np.arange(2))
+    assert await write(context, [lacking], [explicit], table=table) == []
+    assert rows_in(spark.table(table).where("offset < 2")) == [
+        (0, 5, "x'y", None),
+        (1, 5, "x'y", None),
+    ]
+    assert rows_in(spark.table(table).where("offset = 2")) == [(2, None, "x'y", None)]
