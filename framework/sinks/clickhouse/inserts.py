@@ -119,6 +119,14 @@ def _left(section: Section, there: Collection[int]) -> Section:
 
 
 @dataclass(slots=True)
+class _Look:
+    """The last look at a table's columns: when, and their signature. Copies of a writer share it."""
+
+    at: float = -math.inf
+    signature: int | None = None
+
+
+@dataclass(slots=True)
 class Inserter:
     """Writes inserts into one table.
 
@@ -155,7 +163,7 @@ class Inserter:
     _warned: set[str] = field(default_factory=set)
     _refused_columns: set[str] = field(default_factory=set)
     _signature: int | None = None
-    _looked: float = -math.inf
+    _look: _Look = field(default_factory=_Look)
 
     async def write(self, insert: RangeRows, there: Collection[int] = ()) -> Mapping[int, str]:
         """Write an insert; return the numbers of rows that the table cannot store, with the reasons.
@@ -424,13 +432,12 @@ class Inserter:
         return _SectionOutcome.WRITTEN
 
     async def _look_for_changes(self) -> None:
-        now = time.monotonic()
-        if now < self._looked + _LOOK_AGAIN:
-            return
-        found = await signature_of(self.connection, self.table)
-        if found != self._signature:
+        look, now = self._look, time.monotonic()
+        if now >= look.at + _LOOK_AGAIN:
+            look.at, look.signature = now, await signature_of(self.connection, self.table)
+        if look.signature != self._signature:
             await self._reread()
-        self._signature, self._looked = found, now
+            self._signature = look.signature
 
     async def _reread(self) -> ClickHouseTable:
         before = self.table
