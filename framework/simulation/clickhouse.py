@@ -18,6 +18,7 @@ from ..sinks.clickhouse.client import ClickHouseConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from io import BytesIO
 
     from ..record import TopicPartition
     from ..sinks.planning import RangeRows
@@ -115,7 +116,7 @@ class ModelConnection(ClickHouseConnection):
         return []  # settings and views: the defaults
 
     async def insert(
-        self, table: str, columns: Sequence[str], block: pa.Buffer, settings: Mapping[str, Any]
+        self, table: str, columns: Sequence[str], block: BytesIO, settings: Mapping[str, Any]
     ) -> None:
         models, token = self.models, settings["insert_deduplication_token"]
         rows = self.writing()
@@ -123,7 +124,7 @@ class ModelConnection(ClickHouseConnection):
         member = models.member()
 
         def effect() -> None:
-            sent = pa.ipc.open_stream(block).read_all()
+            sent = pa.ipc.open_stream(block.getvalue()).read_all()
             if (
                 rows is None or rows.shared != token
             ):  # a shared token stands for any of its ranges, or all

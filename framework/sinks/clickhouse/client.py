@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import logging
 import os
 import re
@@ -26,8 +25,8 @@ from ..answers import of_clickhouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from io import BytesIO
 
-    import pyarrow as pa
     from clickhouse_connect.driver.client import Client
 
 URL_VARIABLE = "KMR_CLICKHOUSE_URL"
@@ -141,13 +140,12 @@ class ClickHouseConnection:
         return int(answer) == 1
 
     async def insert(
-        self, table: str, columns: Sequence[str], block: pa.Buffer, settings: Mapping[str, Any]
+        self, table: str, columns: Sequence[str], block: BytesIO, settings: Mapping[str, Any]
     ) -> None:
         """Write one block, an Arrow stream; raise unless all of it is written."""
         # A stream, because the client copies bytes, and resends them after a lost connection.
-        body = io.BytesIO(memoryview(block))
         insert = self.client.raw_insert
-        await self._call(insert, table, columns, body, settings=dict(settings), fmt=_INSERT_FORMAT)
+        await self._call(insert, table, columns, block, settings=dict(settings), fmt=_INSERT_FORMAT)
 
     async def execute(self, sql: str, settings: Mapping[str, Any] | None = None) -> None:
         """Run a statement without a result."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -88,7 +89,7 @@ class Block:
         """The row numbers that do not fit, each with the reason."""
         return self.fitted.refused
 
-    def encode(self, start: int, stop: int, compression: Compression) -> pa.Buffer | None:
+    def encode(self, start: int, stop: int, compression: Compression) -> BytesIO | None:
         """Encode the rows `[start, stop)` that fit as an Arrow stream of one batch; None if none fit."""
         rows = self.table.slice(start, stop - start)
         refused = [row - start for row in self.refused if start <= row < stop]
@@ -99,11 +100,12 @@ class Block:
         rows = self._without_wrong_types(rows)
         if rows.num_rows == 0:
             return None
-        sink = pa.BufferOutputStream()
+        body = BytesIO()
         options = pa.ipc.IpcWriteOptions(compression=compression)
-        with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
+        with pa.ipc.new_stream(body, rows.schema, options=options) as stream:
             stream.write_table(rows.combine_chunks())
-        return sink.getvalue()
+        body.seek(0)
+        return body
 
     def _without_wrong_types(self, rows: pa.Table) -> pa.Table:
         """Leave out columns of nulls of a type that the server may not know: it makes the same of them."""
