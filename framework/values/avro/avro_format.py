@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import fastavro
 import msgspec
@@ -49,6 +49,12 @@ if TYPE_CHECKING:
     from .schema import NamedTypes, Schema
 
     Convert = Callable[[Any], Any]
+
+
+_EIGHT_BYTES: Final = (
+    "; ids of 8 bytes begin so: let Apicurio's serializers write 4 "
+    "(apicurio.registry.as-confluent=true)"
+)
 
 
 class Avro(ValueFormat):
@@ -241,7 +247,7 @@ class _Decoder:
                         raise Unresolvable(f"it is of type {registered.schema_type}, not Avro")
                     entry = self.program.add(*_parsed(registry, registered))
                 except UnknownSchema as error:  # or one that it refers to
-                    return f"schema {number} is unknown: {error}"
+                    return f"schema {number} is unknown: {error}{'' if number else _EIGHT_BYTES}"
                 except StrategyError as error:
                     entry = f"schema {number}: {error}"
                 except RecursionError:

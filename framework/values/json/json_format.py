@@ -35,6 +35,11 @@ _PLAIN: Final = msgspec.json.Decoder(float_hook=Decimal)
 _ENCODER: Final = msgspec.json.Encoder()
 
 _TRUNCATED: Final = "Input data was truncated"
+_NOT_JSON: Final = {
+    b"\0": "; a zero byte, as before the id of a schema: set registry= if values have one",
+    b"\xef\xbb\xbf": "; a byte order mark, which JSON does not have",
+}
+"""What to say of values by their first bytes."""
 _HALF_PAIR: Final = re.compile(rb'\\u[dD][89abAB][0-9a-fA-F]{2}"')
 
 
@@ -190,7 +195,9 @@ class Json(TypedFormat):
             return (
                 f"{MALFORMED}JSON is malformed: invalid utf-16 surrogate pair (byte {half.start()})"
             )
-        return super().reason(value, error)
+        reason = super().reason(value, error)
+        hint = next((hint for first, hint in _NOT_JSON.items() if value.startswith(first)), "")
+        return f"{reason}{hint}"
 
     def document(self, value: Any) -> Any:
         try:

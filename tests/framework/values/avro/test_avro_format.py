@@ -78,6 +78,7 @@ async def test_values_of_several_schemas_in_one_batch_are_read_by_the_readers(
             prefix(9999) + b"?",
             prefix(text) + b"\2a",
             encoded(HIT, {"path": "/c", "status": 404}, old)[:-1],
+            prefix(0) + prefix(old)[1:] + b"?",
         ]
         for format_ in (
             Avro(WIDER, registry=registry),
@@ -87,13 +88,14 @@ async def test_values_of_several_schemas_in_one_batch_are_read_by_the_readers(
             assert rows == [
                 {"status": 200, "ms": None, "url": "/a"},
                 {"status": 2**40, "ms": 0.5, "url": "/b"},
-                *[{"status": None, "ms": None, "url": None}] * 5,
+                *[{"status": None, "ms": None, "url": None}] * 6,
             ]
-            assert sorted(failures) == [3, 4, 5, 6]
+            assert sorted(failures) == [3, 4, 5, 6, 7]
             assert failures[3].startswith("the value does not begin with the id of a schema")
             assert failures[4].startswith("schema 9999 is unknown: registry http://127.0.0.1")
             assert failures[5] == f"schema {text}: string of the writer's schema is not a record"
             assert failures[6].startswith("field status: the value ends inside it")
+            assert "ids of 8 bytes begin so: let Apicurio's serializers write 4" in failures[7]
 
     await run_sync(work)
 

@@ -47,6 +47,9 @@ def test_missing_fields_get_their_defaults_and_unknown_ones_are_ignored() -> Non
     assert decoded.columns.to_pylist() == [ROW]
 
 
+NOT_JSON = "value: JSON is malformed: invalid character (byte 0)"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -60,6 +63,8 @@ def test_missing_fields_get_their_defaults_and_unknown_ones_are_ignored() -> Non
         (GOOD[:-1], "value: input data was truncated"),
         (b"[]", "value: expected object, got array"),
         (b"", "value: "),
+        (b"\0\0\0\0\1" + GOOD, f"{NOT_JSON}; a zero byte, as before the id of a schema: set regis"),
+        (b"\xef\xbb\xbf" + GOOD, f"{NOT_JSON}; a byte order mark"),
     ],
 )
 def test_a_value_that_does_not_fit_fails_alone_with_the_name_of_the_field(
