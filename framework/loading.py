@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import sysconfig
 import traceback
@@ -23,6 +24,9 @@ _NOT_USER_CODE: Final = (
     *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
     str(Path(__file__).parent),
 )
+
+_CANNOT_IMPORT: Final = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
+_PUBLIC: Final = ("kmr", "kmr.sinks", "kmr.types", "kmr.errors", "kmr.testing")
 
 
 def load_strategy(path: str) -> Strategy:
@@ -87,9 +91,19 @@ def _module(name: str) -> ModuleType:
     except KmrError as error:  # its message is complete
         raise StrategyError(f"{error}{_where(error)}") from error
     except Exception as error:
-        raise StrategyError(
-            f"cannot import {name}: {type(error).__name__}: {error}{_where(error)}"
-        ) from error
+        text = f"{type(error).__name__}: {error}{_other_name(error)}"
+        raise StrategyError(f"cannot import {name}: {text}{_where(error)}") from error
+
+
+def _other_name(error: Exception) -> str:
+    """Return the end of a message: where a name is that a module of ours lacks, or one that is near."""
+    found = _CANNOT_IMPORT.match(str(error))
+    if found is None or found[2] not in _PUBLIC:
+        return ""
+    for module in _PUBLIC:
+        if found[1] in dir(importlib.import_module(module)):
+            return f"; it is in {module}"
+    return did_you_mean(found[1], dir(sys.modules[found[2]]))
 
 
 def _modules_here() -> list[str]:

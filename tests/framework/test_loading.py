@@ -96,3 +96,23 @@ def test_a_strategy_of_settings_is_named_checked_and_reads_no_topic_that_it_writ
         strategy_of(settings, "run")
     other = Settings(topics=("other",), group="g", strategy="looping")
     assert strategy_of(other, "run").map is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("from kmr import ClickHouseWriter", "; it is in kmr.sinks (in "),
+        ("from kmr.sinks import Strategy", "; it is in kmr (in "),
+        ("from kmr.sinks import ClickhouseWriter", "; did you mean ClickHouseWriter? (in "),
+        ("from kmr import Strateg", "; did you mean Strategy? (in "),
+    ],
+)
+def test_a_name_that_a_module_of_ours_lacks_is_found_elsewhere(
+    folder: Path,  # noqa: F811
+    line: str,
+    hint: str,
+) -> None:
+    (folder / "misnamed.py").write_text(f"{line}\n", encoding="utf-8")
+    with pytest.raises(StrategyError) as error:
+        load_strategy("misnamed:strategy")
+    assert hint in str(error.value)
