@@ -310,7 +310,8 @@ def rows_of(result: object, *, named: bool = False) -> list[Any]:
     if is_row(result):
         return [_as_dict(result)]
     if isinstance(result, Iterable) and not isinstance(result, (str, bytes)):
-        rows = list(result)
+        # A generator may fill one dict anew for each row.
+        rows = [row.copy() if type(row) is dict else row for row in result]
         if all(map(is_row, rows)):
             return list(map(_as_dict, rows))
     if inspect.iscoroutine(result):

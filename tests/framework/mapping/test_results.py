@@ -220,6 +220,18 @@ def test_a_result_that_can_be_no_row_fails_its_record_alone(wrong: object) -> No
     assert mapped.failures[0].reason.startswith(f"TypeError: the map returned {kind}; return a row")
 
 
+def test_a_generator_may_fill_one_dict_anew_for_each_row() -> None:
+    def numbers(record: Record) -> Iterator[dict[str, int]]:
+        row = {}
+        for number in range(3):
+            row["n"] = number
+            yield row
+
+    mapped = apply(numbers, records(VALUES[:1]))
+    assert mapped.table is not None
+    assert mapped.table.to_pylist() == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
 def test_a_batch_map_may_name_the_input_row_of_each_output_row() -> None:
     @map_batch
     def kept(batch: pa.RecordBatch) -> tuple[pa.Table, list[int]]:
