@@ -87,6 +87,8 @@ class ModelConnection(ClickHouseConnection):
     async def rows(
         self, sql: str, parameters: Mapping[str, Any], settings: Mapping[str, Any] | None = None
     ) -> list[dict[str, Any]]:
+        if "AS signature" in sql:  # takes no time: it is asked before many inserts
+            return [{"signature": 0}]
         return await self.models.world.request(
             "", "ClickHouse", "query", lambda: self._answer(sql, parameters), OSError
         )

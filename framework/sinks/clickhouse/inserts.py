@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -11,6 +10,7 @@ from hashlib import sha256
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pyarrow as pa
 import structlog
 
@@ -140,6 +140,7 @@ class Inserter:
         require_taken: raises if no `reduce_err` takes the rows of an insert that are refused.
         are_changes: a null becomes the default of its column's type: it is of a deleted row.
         had: the columns that the table has had.
+        signature: of the table's columns, as they were read last.
         evolve: columns that the table lacks are added to it, and rows that do not fit it are refused one
             by one; None: neither, both are errors.
     """
@@ -159,10 +160,10 @@ class Inserter:
     takes_letters: bool = False
     are_changes: bool = False
     require_taken: Callable[[RangeRows, Mapping[int, str]], None] = lambda _insert, _refused: None
+    signature: int | None = None
     _outcomes: dict[str, _SectionOutcome | Answer] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
     _refused_columns: set[str] = field(default_factory=set)
-    _signature: int | None = None
     _look: _Look = field(default_factory=_Look)
 
     async def write(self, insert: RangeRows, there: Collection[int] = ()) -> Mapping[int, str]:
@@ -432,12 +433,12 @@ class Inserter:
         return _SectionOutcome.WRITTEN
 
     async def _look_for_changes(self) -> None:
-        look, now = self._look, time.monotonic()
+        look, now = self._look, anyio.current_time()
         if now >= look.at + _LOOK_AGAIN:
             look.at, look.signature = now, await signature_of(self.connection, self.table)
-        if look.signature != self._signature:
+        if look.signature != self.signature:
             await self._reread()
-            self._signature = look.signature
+            self.signature = look.signature
 
     async def _reread(self) -> ClickHouseTable:
         before = self.table

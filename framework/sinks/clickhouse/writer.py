@@ -28,7 +28,7 @@ from .deduplication import read_deduplication, read_memories, takes_joined
 from .examination import Examination
 from .inserts import Inserter, moved
 from .repeating import fingerprint, found_among, repeat, was_counted
-from .table import MissingTable, read_table
+from .table import MissingTable, read_table, signature_of
 from .types import stored_type
 
 if TYPE_CHECKING:
@@ -266,6 +266,7 @@ class ClickHouseWriter(RangeWriter):
             else:
                 self._warn(memories, context.stage)
             deduplication = await read_deduplication(connection)
+            signature = await signature_of(connection, table)
             if not await self.takes_joined(connection, table):
                 self.capabilities = replace(self.capabilities, joins_rows=0)
         except Exception as error:
@@ -296,6 +297,7 @@ class ClickHouseWriter(RangeWriter):
             self.takes_letters,
             self._versions is not None,
             self.require_taken,
+            signature,
         )
 
     async def examine(self, context: Context) -> Sequence[Finding]:

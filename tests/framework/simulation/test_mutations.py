@@ -25,7 +25,7 @@ def test_a_mutation_of_the_protocol_is_found(name: str) -> None:
 
 
 def test_a_member_that_slept_through_a_reset_and_does_not_ask_is_found() -> None:
-    found, rest = try_mutation("a range is written once more without asking the group", 4, 485)
+    found, rest = try_mutation("a range is written once more without asking the group", 4, 488)
     assert found, rest
 
 
