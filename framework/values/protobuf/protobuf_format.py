@@ -14,7 +14,7 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from ...columns.texts import excerpt
@@ -38,7 +38,7 @@ from .json_messages import JSON_TYPES, message_of
 from .messages import TIMESTAMP, WRAPPERS, MessageColumns, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterator
     from types import ModuleType
 
     from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
@@ -156,16 +156,32 @@ class Protobuf(ValueFormat):
 
         def encode(row: dict[str, Any]) -> bytes:
             message: Any = make(**arguments(type_.descriptor, row, per_second=per_second))
-            try:
-                return first + bytes(message.SerializeToString())
-            except EncodeError:  # of proto2
-                raise DoesNotFit(
-                    f"field {', '.join(message.FindInitializationErrors())} is required, and null"
-                ) from None
+            if not message.IsInitialized():  # of proto2
+                raise DoesNotFit(f"field {', '.join(_lacking(message))} is required, and null")
+            return first + bytes(message.SerializePartialToString())
 
         schema = pa.schema([each.with_nullable(True) for each in type_.messages.schema])  # noqa: FBT003
         fitted = fit_rows(rows, schema, f"Protobuf: {type_.descriptor.full_name}")
         return encode_each(plain_rows(fitted), encode)
+
+
+def _lacking(message: Any, path: str = "") -> Iterator[str]:
+    """Yield the required fields that are not set, at any depth.
+
+    The library's own search, also that of `SerializeToString`, can end the process: where a message that is
+    inside of another lacks one.
+    """
+    for field in message.DESCRIPTOR.fields:
+        if field.is_required and not message.HasField(field.name):
+            yield f"{path}{field.name}"
+    for field, value in message.ListFields():
+        inner = field.message_type
+        if inner is not None and inner.GetOptions().map_entry:
+            inner, value = inner.fields_by_name["value"].message_type, value.values()
+        elif not field.is_repeated:
+            value = (value,)
+        for each in value if inner is not None else ():
+            yield from _lacking(each, f"{path}{field.name}.")
 
 
 _UNREADABLE: Final = {

@@ -144,6 +144,29 @@ def test_a_row_without_a_required_field_is_refused_alone_and_names_it() -> None:
     assert rows_of(form, *form.encode(rows.slice(0, 2), "t").to_pylist())[1] == {}
 
 
+def test_a_message_that_lacks_a_field_beside_a_map_is_refused_and_does_not_end_the_process() -> (
+    None
+):
+    file = FileDescriptorProto(name="lacking.proto", package="lacking", syntax="proto2")
+    inner = file.message_type.add(name="Inner")
+    inner.field.add(name="n", number=1, label=2, type=5)
+    outer = file.message_type.add(name="Outer")
+    entry = outer.nested_type.add(name="CountsEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, label=1, type=9)
+    entry.field.add(name="value", number=2, label=1, type=5)
+    of_entry, of_inner = ".lacking.Outer.CountsEntry", ".lacking.Inner"
+    outer.field.add(name="counts", number=1, label=3, type=11, type_name=of_entry)
+    outer.field.add(name="many", number=2, label=3, type=11, type_name=of_inner)
+    POOL.AddSerializedFile(file.SerializeToString())
+    form = Protobuf(GetMessageClass(POOL.FindMessageTypeByName("lacking.Outer")))
+    counts: Any = [("a", 1)]
+    rows = pa.table({"counts": [counts, counts], "many": [[{"n": 1}], [{"n": None}]]}, form.schema)
+    with pytest.raises(RowsDoNotFit, match=r"field many\.n is required, and null") as caught:
+        form.encode(rows, "t")
+    assert [*caught.value.failures] == [1]
+
+
 def test_what_protobuf_cannot_hold_is_refused() -> None:
     with pytest.raises(StrategyError, match=r"t.All has no field nothing"):
         Protobuf(All).encode(pa.table({"nothing": [1]}), "t")
