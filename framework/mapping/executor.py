@@ -136,7 +136,7 @@ class Executor:
             StrategyError: a process cannot be started, or cannot import the map.
         """
         for part in strategy.parts:
-            await run_in_thread(part.map_spec.warm_up)
+            await run_in_thread(part.map_spec.inputs.warm_up)
         plain = [(p.map, p.map_spec) for p in strategy.parts if not p.map_spec.is_async]
         if self.kind == "process" and plain:
             load = partial(_load_here, plain, self._factory)
@@ -381,7 +381,7 @@ def _load_here(
 ) -> None:
     """Load what the formats decode with, and open the resources; the maps are imported by now."""
     for _, spec in maps:
-        spec.warm_up()
+        spec.inputs.warm_up()
     if factory is not None:
         _opened_here(factory)
 

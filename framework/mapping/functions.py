@@ -22,7 +22,6 @@ from ..lookups.table import NoRow
 from ..record import RECORD_OFFSET, SCHEMA
 from ..service.forks import ends_forks
 from ..service.threads import run_in_thread
-from ..values import tuple_columns
 from ..values.schemas import row_type
 from .annotations import frame_of, row_class_of
 from .branching import join
@@ -102,12 +101,6 @@ class MapSpec:
         return self.inputs.columns(
             records, records if self.across and numbered is None else numbered
         )
-
-    def warm_up(self) -> None:
-        """Load what the first batch would wait for. Call it in a thread."""
-        self.inputs.warm_up()
-        if self.per == "record":
-            tuple_columns.warm_up()
 
     @property
     def row_type(self) -> RowType | None:

@@ -10,10 +10,9 @@ import pyarrow as pa
 from .results import (
     MapResult,
     from_rows,
-    from_tuples,
     kept_records,
     refuse_nulls,
-    tuples_of,
+    same_keys,
     typed_table,
 )
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 class GatheredRows:
     """The rows of a batch, of which each part has become columns, or values by column.
 
-    Rows of declared columns become columns at once. Those without become tuples of values, because the values
+    Rows of declared columns become columns at once. Those without become lists of values, because the values
     of the whole batch decide the types; they stay rows once their keys differ.
 
     Args:
@@ -44,8 +43,7 @@ class GatheredRows:
         self._misfits: dict[int, str] = {}
         self._numbers: list[Any] = []
         self._count = 0
-        self._names: list[str] = []
-        self._tuples: list[tuple[Any, ...]] = []
+        self._values: dict[str, list[Any]] = {}
         self._rows: list[Any] = []
 
     def add(self, rows: list[Any], numbers: list[int]) -> None:
@@ -56,12 +54,16 @@ class GatheredRows:
             misfits: dict[int, str] = {}
             self._tables.append(typed_table(self._schema, rows, misfits))
             self._misfits.update({self._count + row: reason for row, reason in misfits.items()})
-        elif not self._rows and (tuples := tuples_of(rows, self._names or None)) is not None:
-            self._names = self._names or list(rows[0])
-            self._tuples += tuples
+        elif not self._rows and (values := same_keys(rows, list(self._values) or None)) is not None:
+            for name, some in values.items():
+                self._values.setdefault(name, []).extend(some)
         else:
-            self._rows += [dict(zip(self._names, row, strict=True)) for row in self._tuples]
-            self._tuples = []
+            if self._values:
+                columns, self._values = self._values, {}
+                self._rows = [
+                    dict(zip(columns, row, strict=True))
+                    for row in zip(*columns.values(), strict=True)
+                ]
             self._rows += rows
         self._numbers.append(np.array(numbers, dtype=np.int64))
         self._count += len(rows)
@@ -70,9 +72,8 @@ class GatheredRows:
         """Return all rows as columns, without those of records that have a value that does not fit."""
         numbers = np.concatenate(self._numbers) if self._numbers else np.empty(0, np.int64)
         if not self._tables:
-            if self._tuples:
-                return from_tuples(self._names, self._tuples, numbers, failures, self._sink_types)
-            return from_rows(None, self._rows, numbers, failures, self._sink_types)
+            rows = self._values or self._rows
+            return from_rows(None, rows, numbers, failures, self._sink_types)
         table = pa.concat_tables(self._tables).combine_chunks()
         refuse_nulls(table, self._misfits)
         return kept_records(table, numbers, self._misfits, failures)

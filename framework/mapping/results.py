@@ -23,8 +23,7 @@ from ..record import OFFSET_MARK, RECORD_OFFSET, decoded_bytes
 from ..values.python_columns import to_column
 from ..values.row_classes import fields_of, is_row_class
 from ..values.schemas import RowType
-from ..values.tuple_columns import columns_of_tuples
-from .undeclared import plain_columns, undeclared
+from .undeclared import undeclared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -88,7 +87,7 @@ class MapResult:
 
 def from_rows(
     schema: RowType | pa.Schema | None,
-    rows: list[Any],
+    rows: list[Any] | dict[str, list[Any]],
     offsets: Sequence[int] | NDArray[np.int64],
     failures: list[Failure],
     sink_types: Mapping[str, pa.DataType] = {},
@@ -103,55 +102,31 @@ def from_rows(
     (`kmr.columns.column_types`).
 
     Args:
-        rows: dicts, or objects whose attributes are the columns.
+        rows: dicts, or objects whose attributes are the columns; without a schema also the values by column.
         sink_types: what the sink stores, by the names of its columns (`kmr.mapping.sink_types`).
         alike: all rows are known to be objects of the class of `schema`.
     """
     if not rows:
         return MapResult(None, NO_OFFSETS, tuple(failures))
     misfits: dict[int, str] = {}
-    if schema is not None:
+    if schema is not None and isinstance(rows, list):
         table = typed_table(schema, rows, misfits, alike=alike)
         refuse_nulls(table, misfits)
         return kept_records(table, np.array(offsets, dtype=np.int64), misfits, failures)
-    if (tuples := tuples_of(rows)) is not None:
-        return from_tuples(list(rows[0]), tuples, offsets, failures, sink_types)
-    dicts = _dicts(rows, misfits)
+    values = rows if isinstance(rows, dict) else _values_of(rows, misfits)
     table = pa.table(
         {
-            name: _column(
-                [row.get(name) for row in dicts], name, None, misfits, sink_types.get(name)
-            )
-            for name in _columns_of(dicts, None, misfits)
+            name: _column(some, name, None, misfits, sink_types.get(name))
+            for name, some in values.items()
         }
     )
     mapped = kept_records(table, np.array(offsets, dtype=np.int64), misfits, failures)
-    if misfits and mapped.table is not None:
+    if misfits and mapped.table is not None and isinstance(rows, list):
         failed = {failure.offset for failure in mapped.failures}
         kept = [row for row, offset in zip(rows, offsets, strict=True) if offset not in failed]
         names = _columns_of(_dicts(kept, {}), None, {})
         mapped = replace(mapped, table=mapped.table.select(names))
     return mapped
-
-
-def from_tuples(
-    names: list[str],
-    rows: list[tuple[Any, ...]],
-    offsets: Sequence[int] | NDArray[np.int64],
-    failures: list[Failure],
-    sink_types: Mapping[str, pa.DataType],
-) -> MapResult:
-    """Convert rows without a schema to columns, as `from_rows`; each has a value for each of the names."""
-    misfits: dict[int, str] = {}
-    kinds = [sink_types.get(name) for name in names]
-    columns = plain_columns(rows, kinds)
-    if columns is None:
-        columns = [
-            _column(list(values), name, None, misfits, kind)
-            for name, kind, values in zip(names, kinds, zip(*rows, strict=True), strict=True)
-        ]
-    table = pa.Table.from_arrays(columns, names=names)
-    return kept_records(table, np.array(offsets, dtype=np.int64), misfits, failures)
 
 
 def typed_table(
@@ -171,12 +146,8 @@ def typed_table(
         misfits.update(refused)
         return pa.Table.from_batches([columns])
     declared = schema.schema if isinstance(schema, RowType) else schema
-    if (tuples := tuples_of(rows, declared.names)) is not None:
-        plain = columns_of_tuples(tuples, declared.types) if declared is schema else None
-        if plain is not None:
-            return pa.Table.from_arrays(plain, schema=declared)
-        values = dict(zip(declared.names, map(list, zip(*tuples, strict=True)), strict=True))
-    else:
+    values = same_keys(rows, declared.names)
+    if values is None:
         dicts = _dicts(rows, misfits)
         names = _columns_of(dicts, declared, misfits)
         values = {name: [row.get(name) for row in dicts] for name in names}
@@ -190,11 +161,19 @@ def typed_table(
     )
 
 
-def tuples_of(rows: list[Any], names: list[str] | None = None) -> list[tuple[Any, ...]] | None:
-    """Return the values of dicts that all have the same keys, all of them text; else None.
+def _values_of(rows: list[Any], misfits: dict[int, str]) -> dict[str, list[Any]]:
+    """Return the values of each column; None where a row does not have the key."""
+    if (values := same_keys(rows)) is not None:
+        return values
+    dicts = _dicts(rows, misfits)
+    return {name: [row.get(name) for row in dicts] for name in _columns_of(dicts, None, misfits)}
+
+
+def same_keys(rows: list[Any], names: list[str] | None = None) -> dict[str, list[Any]] | None:
+    """Return the values by key of dicts that all have the same keys, all of them text; else None.
 
     Args:
-        names: the keys, in the order of the values; None: those of the first row.
+        names: the keys; None: those of the first row.
     """
     if set(map(type, rows)) != {dict}:
         return None
@@ -202,8 +181,7 @@ def tuples_of(rows: list[Any], names: list[str] | None = None) -> list[tuple[Any
     is_plain_text = all(type(name) is str for name in names)
     if names and is_plain_text and set(map(len, rows)) == {len(names)}:
         with suppress(KeyError):  # else all rows have these keys
-            values = map(itemgetter(*names), rows)
-            return list(values) if len(names) > 1 else [(value,) for value in values]
+            return {name: list(map(itemgetter(name), rows)) for name in names}
     return None
 
 

@@ -49,7 +49,7 @@ def hidden_values(name: str, values: list[Any], kind: pa.DataType) -> dict[int, 
         values: of an undeclared column of one batch.
         kind: what the sink's column stores.
     """
-    if not may_hide(kind):
+    if not _matters(kind):
         return {}
     return {
         row: reason
@@ -119,12 +119,11 @@ def for_sink(
     return column
 
 
-def may_hide(kind: Any) -> bool:
-    """Return whether `hidden_values` may find any for a column of a sink."""
+def _matters(kind: Any) -> bool:
     if pa.types.is_struct(kind):
-        return any(may_hide(each.type) for each in kind)
+        return any(_matters(each.type) for each in kind)
     if is_list(kind):
-        return may_hide(kind.value_type)
+        return _matters(kind.value_type)
     return bool(pa.types.is_float32(kind) or pa.types.is_map(kind))
 
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from enum import Enum
-from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,11 +23,9 @@ from ..values.foreign import are_foreign, plain_foreign
 from ..values.python_columns import convert, to_column
 from ..values.readable import DEEPEST, ENDLESS, readable
 from ..values.row_classes import fields_of, is_row_class
-from ..values.tuple_columns import columns_of_tuples, types_of_tuple
-from .sink_types import ByType, for_sink, hidden_values, may_hide, number_texts, takes_each_alone
+from .sink_types import ByType, for_sink, hidden_values, number_texts, takes_each_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
 _CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
@@ -36,33 +33,6 @@ _SCALARS: Final = frozenset((type(None), bool, int, float, str, bytes, datetime,
 _BUILT_IN: Final = _CONTAINERS | _SCALARS
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _ZONE: Final = attrgetter("tzinfo")
-_LOOKED_AT: Final = 100  # rows, to find one without a null
-
-
-def plain_columns(
-    rows: list[tuple[Any, ...]], sink_types: Sequence[pa.DataType | None]
-) -> list[pa.Array[Any]] | None:
-    """Convert rows whose columns all have plain types, each with values of one class; else return None.
-
-    Args:
-        rows: a value for each column; not empty.
-        sink_types: what the sink's columns store; None: it is not known.
-    """
-    if any(kind is not None and may_hide(kind) for kind in sink_types):
-        return None
-    some = islice(rows, _LOOKED_AT)
-    whole = next((row for row in some if all(each is not None for each in row)), rows[0])
-    types = types_of_tuple(whole)
-    if types is None:
-        return None
-    for at, kind in enumerate(types):
-        if kind == _MOMENT and not _are_utc([row[at] for row in rows if row[at] is not None]):
-            return None
-    return columns_of_tuples(rows, types)
-
-
-def _are_utc(values: list[Any]) -> bool:
-    return set(map(type, values)) == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}
 
 
 def undeclared(
@@ -130,7 +100,7 @@ def _column(
         values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
         classes = frozenset(map(type, values))
     with suppress(Exception):  # a value may be of any class
-        if _are_utc(values):
+        if classes == {datetime} and set(map(id, map(_ZONE, values))) == {id(UTC)}:
             return to_column(values, _MOMENT, refused)  # four times as fast
         column: pa.Array[Any] = pa.array(values)
         column.validate(full=is_nested(column.type))

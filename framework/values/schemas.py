@@ -10,8 +10,8 @@ import datetime as dt
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cached_property, lru_cache
-from operator import attrgetter, itemgetter
+from functools import lru_cache
+from operator import attrgetter
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -33,10 +33,9 @@ from ..errors import StrategyError, as_exception, reason_of
 from .conversions import converted, enum_value, fields_converted, listed, mapped, uuid_text
 from .python_columns import to_column
 from .row_classes import is_pydantic, is_row_class
-from .tuple_columns import columns_of_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from .conversions import Convert
 
@@ -152,8 +151,6 @@ class RowType:
         Returns:
             The columns, and the reason for each row with a value that does not fit; that value is null.
         """
-        if (plain := self._plain_columns(rows)) is not None:
-            return pa.RecordBatch.from_arrays(plain, schema=self.schema), {}
         failures: dict[int, str] = {}
         return self.from_values(self._attributes(rows, failures), failures), failures
 
@@ -172,22 +169,6 @@ class RowType:
             for row, reason in refused.items():
                 failures.setdefault(row, f"field {column.name}: {reason}")
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _plain_columns(self, rows: Sequence[Any]) -> list[Any] | None:
-        """Return the columns if all have plain types, and all values fit; else None."""
-        if any(column.convert is not None for column in self.columns):
-            return None
-        return columns_of_objects(rows, self._as_tuple, self.schema.types)
-
-    @cached_property
-    def _as_tuple(self) -> Callable[[Any], tuple[Any, ...]] | None:
-        """Makes the values of a row a tuple; None: nothing does it at once."""
-        names = [column.attribute for column in self.columns]
-        if names == list(getattr(self.cls, "__struct_fields__", ())):
-            return msgspec.structs.astuple
-        if len(names) == 1:  # of one name it gets no tuple
-            return None
-        return itemgetter(*names) if is_typeddict(self.cls) else attrgetter(*names)
 
     def _attributes(self, rows: Sequence[Any], failures: dict[int, str]) -> Iterable[list[Any]]:
         """Return the values of each column; None of a row whose object has none, with the reason."""

@@ -127,7 +127,7 @@ def _open_plan(given: TaskPlan) -> _OpenPlan:
     plan = _OpenPlan(strategy, resources, tables, chain, bool(placement.driver))
     _open_plans[payload] = plan
     for part in strategy.parts:
-        part.map_spec.warm_up()
+        part.map_spec.inputs.warm_up()
     batch_decoder.warm_up()
     freeze_modules()  # Spark collects garbage after every task too
     return plan
