@@ -419,6 +419,13 @@ LONG: Final = (
         patience=1_800,
     ),
     Scenario(
+        "many-partitions",
+        "300 partitions with little each, whose ranges are written together: crashes, swallowed answers",
+        Shape([_group("exactly-once", 3)], partitions=300, rate=3_000, links=True),
+        (*_CRASHES, "drop-answers", "drop-answer-and-kill", "pause-worker", "restart-worker"),
+        between=5_000,
+    ),
+    Scenario(
         "chains",
         "chains of two reducers at least once: every kind of rebalance, kills and a slow sink",
         Shape([_group("at-least-once", 4, chain=True)], partitions=16, links=True),
