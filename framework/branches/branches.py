@@ -448,7 +448,7 @@ def _weakest(chains: Mapping[str, Sequence[Reducer]]) -> Capabilities:
 
 
 def _shown(value: object) -> str:
-    """Say what is no reducer, and what to write instead."""
+    """Return why a value is not a reducer, and what to write instead."""
     if isinstance(value, type) and issubclass(value, Reducer):
         return f"{value.__name__} is a class: pass an object of it, {value.__name__}(...)"
     if callable(value):

@@ -242,6 +242,12 @@ def drop(
     plain_console().print(f"{topic}: {int(chosen.sum()):,} letters dropped")
 
 
+_FIRST_OF_REPLAY: Final = (
+    "config", "strategy", "bootstrap_servers", "which", "to_topic",
+    "limit", "rate", "resume", "dry_run", "log_level",
+)  # fmt: skip
+
+
 @app.command
 @settings_flags(
     WORKER,
@@ -256,19 +262,7 @@ def drop(
             "worker_live_timeout",
         ),
     ),
-    first=(
-        *(
-            "config",
-            "strategy",
-            "bootstrap_servers",
-            "which",
-            "to_topic",
-            "limit",
-            "rate",
-            "resume",
-        ),
-        *("dry_run", "log_level"),
-    ),
+    first=_FIRST_OF_REPLAY,
 )
 def replay(
     topic: str,

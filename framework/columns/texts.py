@@ -489,9 +489,8 @@ def _exactly(array: Array) -> Array:
 
 def _in_microseconds(kind: Any) -> Any:
     if pa.types.is_null(kind):
-        return (
-            pa.bool_()
-        )  # beside a type that changes, Arrow casts lists of nulls to arrays too short
+        # Beside a type that changes, Arrow casts lists of nulls to arrays that are too short.
+        return pa.bool_()
     if getattr(kind, "unit", None) != "ns":
         return kind
     if pa.types.is_timestamp(kind):

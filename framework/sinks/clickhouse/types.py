@@ -241,9 +241,8 @@ def _to_ipv4(array: Array, _target: ColumnType) -> Cast:
     if pa.types.is_integer(plain(array).type):
         return fit(array, pa.uint32())
     text = to_text(array)
-    numbers: Any = pc.match_substring_regex(
-        text.array, _DIGITS
-    )  # a whole number beside texts is one
+    # A whole number beside texts is one.
+    numbers: Any = pc.match_substring_regex(text.array, _DIGITS)
     if pc.any(numbers).as_py():
         array = pa.array(
             [

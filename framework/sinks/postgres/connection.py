@@ -72,7 +72,7 @@ class Pool:
         """Open a connection, in autocommit mode. Raises psycopg.Error."""
         with anyio.fail_after(self.timeout):
             # Prepared statements do not survive a connection pooler such as PgBouncer.
-            # Texts are UTF-8, whatever the role or the URL has for its clients.
+            # We send UTF-8. The role or the URL may set another client_encoding.
             return await psycopg.AsyncConnection.connect(
                 self.conninfo, autocommit=True, prepare_threshold=None, client_encoding="utf8"
             )
