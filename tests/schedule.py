@@ -24,6 +24,7 @@ _ON_SPARK: Final = (
     "tests/framework/spark/test_stream.py",
     "tests/framework/spark/test_session.py",
     "tests/framework/sinks/spark/test_writer_on_spark.py",
+    "tests/framework/sinks/spark/test_raising.py",
     "tests/framework/sinks/clickhouse/spark/test_clickhouse_source.py",
     "tests/framework/spark/engine/test_checkpoint.py",
     "tests/framework/cli/test_check.py",

@@ -72,10 +72,14 @@ class TableFiles:
     def write(self, part: RangeRows, rows: pa.Table) -> Fitted:
         """Write the rows that fit."""
         rows = self.table.with_defaults(self.session.get(), rows)
-        fitted = _fitted(self.columns, rows, self.directory.partition_by)
+        fitted = self.fit(rows)
         if (kept := fitted.kept()).num_rows:
             self._new.update(self.directory.write(part.file_name, kept))
         return fitted
+
+    def fit(self, rows: pa.Table) -> Fitted:
+        """Cast rows to the columns of the table."""
+        return _fitted(self.columns, rows, self.directory.partition_by)
 
     def write_frame(self, part: RangeRows, frame: DataFrame) -> None:
         """Write the result of a transform of a part's rows.
@@ -84,7 +88,7 @@ class TableFiles:
             PartRefused: some of it does not fit the table; nothing is written.
         """
         made = frame.toArrow()
-        for reason in _fitted(self.columns, made, self.directory.partition_by).refused.values():
+        for reason in self.fit(made).refused.values():
             raise PartRefused(f"a row of the transform does not fit: {reason}")
         self.write(part, made)
 
@@ -167,6 +171,30 @@ class SparkDestination:
             writer.mode("overwrite").save(f"{self.path}/{RANGE_COLUMN}={part.file_name}")
         else:
             writer.mode("append").save(self.path)
+
+    def stored(self, frame: DataFrame) -> DataFrame:
+        """Return a DataFrame with the casts and checks that Spark makes where it writes into the table."""
+        from pyspark.sql import functions
+
+        if self.table is None:
+            return frame
+        fields = {
+            each.name.lower(): each
+            for each in self.session.get().table(self.table.identifier).schema
+        }
+        columns = []
+        for name in frame.columns:
+            column = functions.col(quote(name))
+            if (known := fields.get(name.lower())) is not None:
+                limited = self.table.texts.get(known.name)
+                if limited is not None:
+                    longest = functions.lit(longest_of(limited))
+                    reason = functions.lit(f"column {known.name} ({limited}) cannot hold it")
+                    fits = functions.char_length(functions.rtrim(column)) <= longest
+                    column = functions.when(~fits, functions.raise_error(reason)).otherwise(column)
+                column = column.cast(known.dataType)
+            columns.append(column.alias(name))
+        return frame.select(columns)
 
     def doubles(self, part: RangeRows) -> bool:
         """Return whether a part that is written again may be doubled.
@@ -282,7 +310,7 @@ class CatalogTable:
         limited = self.texts.get(column.name)
         if limited is None:
             return target
-        longest = pa.scalar(int(limited.strip("abcdefghijklmnopqrstuvwxyz()")))
+        longest = pa.scalar(longest_of(limited))
 
         def cast(array: Any) -> Cast:
             made = target.cast(array)
@@ -399,6 +427,11 @@ def _parts(name: str) -> list[str]:
 def quote(name: str) -> str:
     """Return a name in backticks, for SQL."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def longest_of(kind: str) -> int:
+    """Return how many characters a type of texts holds: 3 of `varchar(3)`."""
+    return int(kind.strip("abcdefghijklmnopqrstuvwxyz()"))
 
 
 def _literal(value: Any) -> str:

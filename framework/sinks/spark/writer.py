@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
+import numpy as np
 import pyarrow as pa
 import structlog
 
@@ -40,14 +41,22 @@ from ..choosing import schema_to_create
 from ..parquet.files import DEFAULT_MAX_AGE, DEFAULT_MAX_BYTES, DEFAULT_MAX_ROWS
 from ..planning import plan_ranges
 from ..ranges import LeavingOut
-from .destinations import FILE_FORMATS, choose_path, choose_table
+from .destinations import (
+    FILE_FORMATS,
+    SparkDestination,
+    TableFiles,
+    choose_path,
+    choose_table,
+)
 from .merging import choose_merged, create_statement, is_there
+from .raising import raising
 from .types import to_spark
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from pyspark.sql import DataFrame
 
     from ...columns.fitted import Fitted
@@ -55,7 +64,6 @@ if TYPE_CHECKING:
     from ...reducers.reducer import Context, Policies
     from ...reducers.sink import Refusal, Write
     from ..planning import RangeRows
-    from .destinations import SparkDestination, TableFiles
     from .merging import MergedTable
 
     Destination = TableFiles | SparkDestination | MergedTable
@@ -401,7 +409,7 @@ class SparkWriter(Collecting, Sink):
         refused = self._write_rows(part)
         if refused and self._takes_letters:
             rows = sorted(refused)
-            letters = part.table.take(pa.array(rows))
+            letters = part.table.take(rows)
             letters = _without_refused_values(letters, [refused[row] for row in rows])
             short = replace(part, parts=(Rows(letters, part.ranges),), piece="short")
             found = self._write_rows(short)
@@ -427,11 +435,12 @@ class SparkWriter(Collecting, Sink):
                 else put_off(cause_of_spark(error))
             )
 
-        def write(start: int, stop: int) -> Mapping[int, str]:
+        def write(numbers: NDArray[np.int64], is_piece: bool) -> Mapping[int, str]:
             nonlocal is_written
-            size = stop - start
-            piece = part if size == len(table) else replace(part, piece=f"{start}-{stop}")
-            rows = table.slice(start, size)
+            piece = part
+            if is_piece:
+                piece = replace(part, piece=f"{numbers[0]}-{numbers[-1] + 1}")
+            rows = table if len(numbers) == len(table) else table.take(numbers)
             if self.transform is not None:
                 fitted = self._transform(piece, rows)
             else:
@@ -441,11 +450,31 @@ class SparkWriter(Collecting, Sink):
             is_written = True
             return fitted.refused
 
-        refused = bisect(len(table), write, refusal)
+        refused = bisect(len(table), write, refusal, lambda: self._raising(table, refusal))
         if late and not is_written:
             raise late[0]
         self._set_up.judge(self, len(table), refused, general)
         return refused
+
+    def _raising(
+        self, table: pa.Table, refusal: Callable[[Exception], str | None]
+    ) -> dict[int, str]:
+        """Return rows for which the transform raises, by their numbers; perhaps not all of them."""
+        transform, destination = self.transform, self._destination
+        if transform is None or destination is None:  # one that writes must not be tried
+            return {}
+        fitted = to_spark(table)
+        numbers = np.delete(np.arange(len(table)), list(fitted.refused))
+        fit = destination.fit if isinstance(destination, TableFiles) else None
+
+        def made(frame: DataFrame) -> DataFrame | None:
+            result = transform(frame)
+            if result is not None and isinstance(destination, SparkDestination):
+                return destination.stored(result)
+            return result
+
+        found = raising(self.session.get(), made, fitted.kept(), refusal, fit)
+        return {int(numbers[row]): reason for row, reason in found.items()}
 
     def _transform(self, part: RangeRows, rows: pa.Table) -> Fitted:
         fitted = to_spark(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,10 @@ from hypothesis import strategies as st
 from kmr.sinks.answers import refusal_of_spark
 from kmr.sinks.bisecting import bisect
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 OVERFLOW = "[CAST_OVERFLOW_IN_TABLE_INSERT] Fail to assign a value. SQLSTATE: 22003"
 
 
@@ -18,16 +23,18 @@ class Table:
     """Writes whole pieces; one with a bad row raises. A piece that is written again replaces itself."""
 
     def __init__(self, bad: set[int], words: str = OVERFLOW) -> None:
-        self.pieces: dict[tuple[int, int], list[int]] = {}
+        self.pieces: dict[tuple[int, ...], list[int]] = {}
         self._bad, self._words = bad, words
         self.tries = 0
 
-    def write(self, start: int, stop: int) -> dict[int, str]:
+    def write(self, numbers: NDArray[np.int64], is_piece: bool) -> dict[int, str]:
         self.tries += 1
-        if self._bad & set(range(start, stop)):
+        rows = numbers.tolist()
+        if self._bad & set(rows):
             raise RuntimeError(f"Job aborted\n{self._words}\n\tat org.apache.spark")
-        self.pieces[start, stop] = [n for n in range(start, stop) if n != 3]
-        return {3 - start: "three"} if start <= 3 < stop else {}
+        name = (rows[0], rows[-1] + 1) if is_piece else ()
+        self.pieces[name] = [n for n in rows if n != 3]
+        return {rows.index(3): "three"} if 3 in rows else {}
 
     def rows(self) -> list[int]:
         return sorted(n for piece in self.pieces.values() for n in piece)
@@ -51,6 +58,21 @@ def test_many_bad_rows_take_a_bounded_number_of_attempts_and_the_reason_says_so(
     assert table.tries < 300
     assert len(refused) + len(table.rows()) == 4096
     assert "rows that were not tried alone" in refused[4094]
+
+
+@given(bad=st.sets(st.integers(0, 39), min_size=1), missed=st.sets(st.integers(0, 39), max_size=2))
+def test_rows_that_are_found_are_refused_with_their_reasons_and_the_others_are_one_piece(
+    bad: set[int], missed: set[int]
+) -> None:
+    table = Table(bad)
+    found = {row: f"row {row}" for row in bad - missed}
+    refused = bisect(40, table.write, refusal_of_spark, lambda: found)
+    assert set(refused) == bad | {3}
+    assert {row: refused[row] for row in found} == found
+    assert table.rows() == [n for n in range(40) if n not in refused]
+    if found.keys() == bad:
+        assert table.tries <= 2
+        assert set(table.pieces) <= {()}
 
 
 def test_a_value_that_an_executor_cannot_convert_refuses_its_row() -> None:

@@ -426,6 +426,28 @@ async def test_a_row_for_which_an_expression_raises_is_refused_and_the_others_ar
 
 
 @pytest.mark.parametrize("format_", ["parquet", "orc"])
+async def test_of_many_rows_that_do_not_fit_a_table_each_is_refused_and_the_others_are_written(
+    context: Context, spark: SparkSession, table: str, format_: str
+) -> None:
+    spark.sql(f"CREATE TABLE {table} (offset BIGINT, number INT, note VARCHAR(3)) USING {format_}")
+    notes = ["four" if n == 4 else "abc" for n in range(400)]
+
+    def transform(frame: DataFrame) -> DataFrame:
+        return frame.selectExpr(
+            "offset", "offset * if(offset % 4 = 0, 1, 1L << 40) AS number", "note"
+        )
+
+    refused = await write(context, [rows_of(0, 399, note=notes)], table=table, transform=transform)
+    assert sum(len(each.rows) for each in refused) == 301
+    texts = [text for each in refused for text in [each.reason] * isinstance(each.reason, str)]
+    texts += [text for each in refused for text in each.reason if not isinstance(each.reason, str)]
+    assert [text for text in texts if "tried alone" in text] == []
+    assert sum("varchar(3)) cannot hold" in text for text in texts) == 1
+    written = [n for n in range(0, 400, 4) if n != 4]
+    assert rows_in(spark.table(table)) == [(n, n, "abc") for n in written]
+
+
+@pytest.mark.parametrize("format_", ["parquet", "orc"])
 async def test_columns_that_the_rows_lack_have_the_default_of_the_table(
     context: Context, spark: SparkSession, table: str, format_: str
 ) -> None:
