@@ -311,8 +311,11 @@ def apply(
     undecoded: list[Failure] = []
     parts = spec.inputs.parts(records)
     done, rest = 0, None
-    while parts and rest is None:
-        part = parts.popleft()
+    while rest is None:
+        try:
+            part = parts.popleft()
+        except IndexError:  # all are mapped, or `stop` has emptied the queue just now
+            break
         arguments = spec.inputs.arguments(part)
         if stop is not None:
             stop.watch(arguments.first, parts)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from dataclasses import replace
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +19,9 @@ from kmr.mapping.stop import Stop
 from kmr.testing import batch_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
     from kmr.record import Record
 
 RECORDS = batch_of("t", 0, 10, [b"a", b"b", b"c"]).records
@@ -97,6 +102,39 @@ def test_a_map_of_many_records_frees_those_that_are_mapped() -> None:
     mapped = apply(row, batch_of("t", 0, 0, values).records, spec)
     assert len(mapped.offsets) == 3 * PART
     assert max(alive) < 2 * PART
+
+
+@pytest.mark.parametrize("end", [Stop.expire, Stop.request])
+def test_a_stop_at_any_line_of_the_map_divides_its_records(
+    end: Callable[[Stop], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmr.mapping.inputs.PART", 2)
+    records = batch_of("t", 0, 0, [b"x"] * 5).records
+
+    def row(record: Record) -> dict[str, Any]:
+        return {"o": record.offset}
+
+    def stopped_at(line: int) -> bool:
+        """Stop the map before its so-manieth line; return whether it has so many."""
+        stop, lines = Stop(), count()
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            if frame.f_code.co_name != "apply":
+                return None
+            if event == "line" and next(lines) == line:
+                end(stop)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            mapped = apply(row, records, stop=stop)
+        finally:
+            sys.settrace(before)
+        assert mapped.offsets.tolist() == list(range(5 if mapped.rest is None else mapped.rest))
+        return next(lines) > line
+
+    assert sum(takewhile(bool, map(stopped_at, count()))) > 20
 
 
 def test_a_map_that_was_stopped_before_its_first_record_maps_none() -> None:
