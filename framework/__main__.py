@@ -2,7 +2,7 @@
 
 import sys
 
-from .cli import main
+from kmr.cli import main  # the processes of `executor = "process"` run this as a file
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -420,9 +420,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """`executor_workers`, or its default in this process."""
         if self.executor_workers:
             return self.executor_workers
-        processors = os.cpu_count() or 1
-        share = processors // self.worker_count if self.executor == "process" else processors
-        return max(1, share)
+        if self.executor == "process":
+            return max(1, processor_limit() // self.worker_count)
+        return os.cpu_count() or 1
 
     @property
     def budget(self) -> int:

@@ -385,7 +385,10 @@ class Worker:
         """Update gauges and liveness at every interval; less often for many partitions."""
         live = True
         progress = ProgressLog(
-            self._settings.session_timeout, self._settings.rebalance_timeout, anyio.current_time()
+            self._settings.session_timeout,
+            self._settings.rebalance_timeout,
+            anyio.current_time(),
+            self._settings.worker_count,
         )
         pace, waits = RecentRate(), WaitLog()
         catch_up = CatchUp() if self._settings.until_caught_up else None

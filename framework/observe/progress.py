@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from time import process_time
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from ..service.process import processor_limit
 from ..strategy import MAP_STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from .status import PartitionStatus, WorkerStatus
 
@@ -23,6 +25,9 @@ _PATIENCE: Final = 3.0
 
 _INTERVAL: Final = 60.0
 """Seconds between messages while behind."""
+
+_BUSY: Final = 0.8
+"""Processors that a worker uses, from which on others are worth a message."""
 
 
 @dataclass(slots=True)
@@ -58,9 +63,18 @@ class ProgressLog:
         session_timeout: seconds after which the group removes a member that died.
         rebalance_timeout: seconds after which it removes one that does not join again.
         now: time of the start.
+        workers: of this machine, this one included.
+        used: returns the seconds of processor time that this process has used.
     """
 
-    def __init__(self, session_timeout: float, rebalance_timeout: float, now: float) -> None:
+    def __init__(
+        self,
+        session_timeout: float,
+        rebalance_timeout: float,
+        now: float,
+        workers: int = 1,
+        used: Callable[[], float] = process_time,
+    ) -> None:
         self._session_timeout = session_timeout
         self._rebalance_timeout = rebalance_timeout
         self._waiting_since: float | None = None
@@ -69,6 +83,8 @@ class ProgressLog:
         self._settled = 0
         self._reached: set[tuple[str, int]] = set()
         self._caught_up = False
+        self._workers, self._used = workers, used
+        self._used_before, self._told_busy = used(), False
 
     def note(self, status: WorkerStatus, now: float) -> None:
         """Note the status of this moment; call it about once a second."""
@@ -113,8 +129,22 @@ class ProgressLog:
                 settled_per_second=round(rate),
                 seconds_left=round(lag / rate) if rate else None,
             )
+            if len(behind) > 1 and not self._told_busy:
+                self._note_busy(now)
         self._reached.clear()
-        self._since, self._settled = now, status.settled
+        self._since, self._settled, self._used_before = now, status.settled, self._used()
+
+    def _note_busy(self, now: float) -> None:
+        processors = processor_limit()
+        busy = (self._used() - self._used_before) / (now - self._since)
+        if busy >= _BUSY and processors > self._workers:
+            self._told_busy = True
+            _log.info(
+                "records wait, and this worker keeps one processor busy: --workers auto starts one for each",
+                used=round(busy, 1),
+                processors=processors,
+                workers=self._workers,
+            )
 
 
 class RecentRate:

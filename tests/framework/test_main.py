@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
+
+import kmr
 
 
 def test_the_package_runs_as_the_command() -> None:
@@ -20,3 +24,8 @@ def test_the_package_runs_as_the_command() -> None:
         [sys.executable, "-m", "kmr", "nothing"], capture_output=True, check=False
     )
     assert unknown.returncode == 2
+
+
+def test_the_processes_of_maps_can_run_it_as_a_file() -> None:
+    path = Path(kmr.__file__).with_name("__main__.py")
+    assert "main" in runpy.run_path(str(path), run_name="__mp_main__")

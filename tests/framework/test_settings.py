@@ -118,7 +118,8 @@ def test_workers_share_the_memory_and_the_processors_for_map_processes(
     assert (given().worker_count, given().budget) == (1, 64 * MIB)
     four = given(workers="auto")
     assert (four.worker_count, four.budget) == (4, 16 * MIB)
-    assert (four.map_workers, given(workers="4", executor="process").map_workers) == (8, 2)
+    assert (four.map_workers, given(workers="2", executor="process").map_workers) == (8, 2)
+    assert given(workers="8", executor="process").map_workers == 1
     assert given(workers=4, inflight_bytes="5MiB").budget == 5 * MIB
     assert "workers must be a whole number > 0 or 'auto', not 'many'" in refusal(
         flags=MINIMAL | {"workers": "many"}

@@ -75,6 +75,31 @@ def test_progress_is_logged_once_a_minute_while_behind() -> None:
     ]
 
 
+def test_a_worker_that_is_behind_on_one_busy_processor_names_the_setting_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kmr.observe.progress.processor_limit", lambda: 4)
+
+    def told(busy: float, *ends: int, workers: int = 1) -> list[Any]:
+        now = 0.0
+        progress = ProgressLog(30.0, 60.0, now, workers, lambda: now * busy)
+        with capture_logs() as logs:
+            for second in range(1, 200):
+                now = float(second)
+                progress.note(status(*((second, end) for end in ends)), now)
+        return [
+            (log["used"], log["processors"], log["workers"])
+            for log in logs
+            if "--workers auto" in log["event"]
+        ]
+
+    assert told(0.97, 500, 500) == [(1.0, 4, 1)]
+    assert told(0.97, 500, 500, workers=2) == [(1.0, 4, 2)]
+    assert told(0.97, 500, 500, workers=4) == []
+    assert told(0.7, 500, 500) == []  # something else holds it up
+    assert told(0.97, 500) == []  # nothing to divide
+
+
 def test_a_worker_that_keeps_up_says_so_once() -> None:
     notes = [(float(second), status((second, second))) for second in range(1, 200)]
     assert [log["event"] for log in logged(*notes)] == ["caught up"]
