@@ -117,11 +117,14 @@ def _parsed(text: Array, to: Any, zone: str | None) -> Cast:
 def _parts_of_time(text: Array, unit: Any, written: str | None, zone: str | None) -> Cast:
     made = parts(text, lambda part: pc.cast(part, pa.timestamp(unit, written)))
     if written is None and zone is not None:
-        made = made._replace(array=_in_zone(made.array, zone))
+        local, moments = made.array, _in_zone(made.array, zone)
+        in_a_gap = rows_unless(pc.equal(pc.local_timestamp(moments), local))
+        made = Cast(moments, either(made.bad, in_a_gap), {}, made.cut)
     return made._replace(array=made.array.cast(pa.timestamp(unit, "UTC")))
 
 
 def _in_zone(times: Array, zone: str) -> Array:
+    """Return the moments of local times: the first of two, and another time where clocks leave one out."""
     try:
         return pc.assume_timezone(times, zone, ambiguous="earliest", nonexistent="earliest")
     except pa.ArrowInvalid as error:

@@ -348,6 +348,13 @@ _CLICKHOUSE: Final[dict[int, Kind]] = {
     **dict.fromkeys(_CLICKHOUSE_STOP, "stop"),
 }
 
+_VIEW: Final = (
+    ". The table has these rows and is not sent them again, so the view's table lacks them: correct the "
+    "view, and fill its table from this one. With "
+    "ClickHouseWriter(settings={'materialized_views_ignore_errors': 1}) the worker goes on, and the view's "
+    "table lacks what its view refuses"
+)
+
 
 def of_clickhouse(error: Exception) -> Answer:
     """Return the meaning of an error of a ClickHouse client, or of the network below it."""
@@ -360,15 +367,17 @@ def of_clickhouse(error: Exception) -> Answer:
         kind = (
             "rows"  # the same code as too many parts, but waiting does not help: smaller blocks do
         )
+    reason = one_line(_NOISE.sub("", message))
     if kind == "rows" and "while pushing to view" in text:
         # The table already has the rows; other tokens would double them.
         kind = "stop"
+        reason += _VIEW
     begun = (
         "view" in text or code not in _NOT_BEGUN if code is not None else not _unreachable(error)
     )
     return Answer(
         kind,
-        one_line(_NOISE.sub("", message)),
+        reason,
         about_values=code in _CLICKHOUSE_VALUES,
         after=5.0 if code == 252 and kind == "later" else None,
         not_begun=not begun,

@@ -218,9 +218,6 @@ def connect(
             "or `kmr clickhouse serve`. Or name a server by its URL"
         )
     client: Client | None = None
-    # The client logs a network error before it raises it; without a handler, that goes to stderr.
-    log, silent = logging.getLogger("clickhouse_connect"), logging.NullHandler()
-    log.addHandler(silent)
     try:
         if target.path is not None:
             client = _embedded_client(target)
@@ -236,10 +233,12 @@ def connect(
         problem = "refused" if client is not None else "does not answer"
         raise SinkError(f"{target} {problem}: {of_clickhouse(error).reason}") from error
     finally:
-        log.removeHandler(silent)
         if client is not None:
             client.close()
 
+
+# The client logs an error, with its traceback, before it raises it. What it raises is reported here.
+logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
 
 _serve: Callable[[Path], str] | None = None
 

@@ -186,7 +186,7 @@ class Inserter:
         except (KmrError, Retry):
             raise
         except Exception as error:
-            self._raise(error)
+            self._raise(error, f"the rows of {insert.token}")
             raise
 
     async def execute(self, statement: str) -> None:
@@ -197,7 +197,7 @@ class Inserter:
             self._raise(error)
             raise
 
-    def _raise(self, error: Exception) -> None:
+    def _raise(self, error: Exception, rows: str = "the rows") -> None:
         """Raise what a server's answer means; return if it is not known."""
         answer = of_clickhouse(error)
         if answer.kind == "later":
@@ -205,7 +205,7 @@ class Inserter:
             reason = f"{self.table}: {answer.reason}"
             raise Retry(reason, after=answer.after, may_double=doubles) from error
         if answer.kind != "unknown":
-            raise StrategyError(f"{self.table} refuses the rows: {answer.reason}") from error
+            raise StrategyError(f"{self.table} refuses {rows}: {answer.reason}") from error
 
     def forget(self) -> None:
         """Forget the outcomes of all sections."""

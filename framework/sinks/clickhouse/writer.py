@@ -29,7 +29,7 @@ from .examination import Examination
 from .inserts import Inserter, moved
 from .repeating import fingerprint, found_among, repeat, was_counted
 from .table import MissingTable, read_table, signature_of
-from .types import stored_type
+from .types import is_cast_by_server, stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -279,7 +279,11 @@ class ClickHouseWriter(RangeWriter):
         compression = self.compression
         if compression == "auto":
             compression = None if target.is_local else "lz4"
-        stored = {each.name: stored_type(each.type) for each in table.columns}
+        stored = {
+            each.name: stored_type(each.type)
+            for each in table.columns
+            if not is_cast_by_server(each.type)
+        }
         context.for_sinks.tell_types(context.stage, stored)
         self._inserter = Inserter(
             connection,

@@ -84,6 +84,17 @@ CASES: list[tuple[str, list[Any], pa.DataType | None, list[int]]] = [
     ("DateTime", [datetime(2106, 2, 7, 6, 28, 15), datetime(2106, 2, 7, 6, 28, 16)], None, [1]),
     ("DateTime", [0, 2**32 - 1, 2**32, -1], None, [2, 3]),
     ("DateTime", ["2020-01-01 00:00:00", "2020-01-01T00:00:00Z", "later", ""], None, [2, 3]),
+    (
+        "DateTime('Europe/Berlin')",
+        [
+            "2024-03-31 01:59:59",
+            "2024-03-31 02:30:00",
+            "2024-03-31T02:30:00Z",
+            "2024-10-27 02:30:00",
+        ],
+        None,
+        [1],  # the clocks go from 2:00 to 3:00
+    ),
     ("DateTime64(3)", [datetime(1900, 1, 1), datetime(1899, 12, 31)], None, [1]),
     ("DateTime64(9)", [datetime(2262, 1, 1), datetime(2263, 1, 1)], None, [1]),
     ("DateTime64(6)", [0, 2**62], None, [1]),
