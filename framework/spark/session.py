@@ -40,6 +40,8 @@ _LAUNCH: Final[dict[str, str]] = {
     # Python processes keep connections and compiled code between tasks.
     "spark.python.worker.reuse": "true",
 }
+# They print each exception with its stack trace, 20 KB, also one that is caught.
+_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _LOOPBACK: Final = "127.0.0.1"
 _LOCAL: Final = re.compile(r"local(\[.*\])?$")
 _ON_LOOPBACK: Final = re.compile(r"local(\[.*\])?$|spark://(127\.0\.0\.1|localhost)(:|$)")
@@ -143,6 +145,7 @@ def running_session() -> SparkSession | None:
 
 def _launch(master: str | None, name: str, settings: Mapping[str, str]) -> SparkSession:
     from pyspark import SparkContext
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
     builder: Any = SparkSession.builder.appName(name)
@@ -164,6 +167,8 @@ def _launch(master: str | None, name: str, settings: Mapping[str, str]) -> Spark
             os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     for key, value in (launch | dict(settings)).items():
         builder = builder.config(key, value)
+    for logger in _LOGGERS:
+        PySparkLogger.getLogger(logger).disabled = True
     with _home(master):
         session: SparkSession = builder.getOrCreate()
     return session
