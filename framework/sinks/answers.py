@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import anyio
 import structlog
@@ -41,6 +41,7 @@ Kind = Literal["later", "schema", "rows", "stop", "unknown"]
 
 _LONGEST_REASON: Final = 300
 _LARGE: Final = 100  # rows
+_MOST_LATE: Final = 64  # parts that are put off before any is written
 _PATIENT: Final = 6  # attempts: 5 to 10 seconds, with the pauses of `kmr.reducers.flushing`
 _RECONNECT: Final = 0.5  # seconds between attempts to reach a server that is not there yet
 
@@ -152,6 +153,32 @@ class Patience:
     def forget(self) -> None:
         """Forget all ranges: they are written."""
         self._attempts = {}
+
+
+class PutOff(Generic[T]):
+    """Applies the rule for "later" to the parts of one flush: if none is written, all rows wait.
+
+    Attributes:
+        is_written: a part is written.
+    """
+
+    def __init__(self) -> None:
+        self.is_written = False
+        self._answers: list[T] = []
+
+    def note(self, answer: T) -> None:
+        """Note the answer "later" about a part."""
+        self._answers.append(answer)
+
+    @property
+    def reason_to_wait(self) -> T | None:
+        """The first answer, while no part is written."""
+        return self._answers[0] if self._answers and not self.is_written else None
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether so many parts are put off, and none written, that the server, and no row, is the reason."""
+        return len(self._answers) > _MOST_LATE and not self.is_written
 
 
 def put_off(reason: str) -> str:

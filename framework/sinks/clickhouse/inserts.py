@@ -21,7 +21,7 @@ from ...errors import KmrError, StrategyError
 from ...record import PLACED, with_coordinates
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
-from ..answers import Answer, of_clickhouse, put_off
+from ..answers import Answer, PutOff, of_clickhouse, put_off
 from ..choosing import choose
 from ..parquet.columns import stored_type
 from ..planning import Section
@@ -53,7 +53,6 @@ _LOOK_AGAIN = 0.25  # seconds between two looks whether the table was altered
 _NO_MEMORY: Mapping[str, int] = {"insert_deduplicate": 0}
 _ALTER_SETTINGS: Mapping[str, int] = {"alter_sync": 2}  # wait for all replicas
 _SMALL_ROWS = 64
-_MOST_LATE = 64  # sections that are refused for later before any is written
 _MOST_REFUSED = 200  # small sections; more are divided only while they save more rows than that
 _log = structlog.get_logger(__name__)
 
@@ -76,15 +75,13 @@ class _Division:
             end.
         small: the most rows of a small one.
         is_begun: a section was divided or refused.
-        is_written: a section was written.
         late: the answers "later".
     """
 
     todo: deque[Section]
     small: int
     is_begun: bool = False
-    is_written: bool = False
-    late: list[Answer] = field(default_factory=list)
+    late: PutOff[Answer] = field(default_factory=PutOff)
     _refusals: int = 0
     _written: int = 0
 
@@ -94,16 +91,11 @@ class _Division:
         pays = size > self.small or self._refusals < max(_MOST_REFUSED, self._written)
         return size > 1 and pays
 
-    @property
-    def is_late(self) -> bool:
-        """Whether so many sections are to be written later that the server, and not a row, is the reason."""
-        return len(self.late) > _MOST_LATE and not self.is_written
-
     def note(self, section: Section, outcome: _SectionOutcome | Answer) -> None:
         """Count the outcome of a section; its halves are next if it is divided."""
         size = section.stop - section.start
         self.is_begun |= outcome is not _SectionOutcome.WRITTEN
-        self.is_written |= outcome is _SectionOutcome.WRITTEN
+        self.late.is_written |= outcome is _SectionOutcome.WRITTEN
         if size <= self.small:
             self._refusals += outcome is not _SectionOutcome.WRITTEN
             self._written += size * (outcome is _SectionOutcome.WRITTEN)
@@ -238,7 +230,7 @@ class Inserter:
         self.require_taken(insert, block.refused)
         division = _Division(deque(insert.sections()), max(_SMALL_ROWS, len(insert) // 512))
         block.refused.update(dict.fromkeys(there, "the table has it"))
-        while division.todo and not division.is_late:
+        while division.todo and not division.late.is_hopeless:
             section = _left(division.todo.popleft(), there)
             if section.there and section.stop - section.start > division.small:
                 division.note(section, _SectionOutcome.DIVIDED)
@@ -259,9 +251,8 @@ class Inserter:
             division.note(section, outcome)
             if isinstance(outcome, Answer):
                 refusals.add(section, outcome)
-        if division.late and not division.is_written:
+        if (late := division.late.reason_to_wait) is not None:
             self.forget()
-            late = division.late[0]
             raise Retry(f"{table}: {late.reason}", after=late.after, may_double=False)
         for row in there:
             del refusals.reasons[row]
@@ -277,7 +268,7 @@ class Inserter:
             reason = f"some rows of {len(insert.joined)} partitions: {answer.reason}"
             raise Retry(f"{self.table}: {reason}", after=0.0, may_double=False)  # each alone
         if answer.kind == "later":
-            division.late.append(answer)
+            division.late.note(answer)
             answer = replace(answer, reason=put_off(answer.reason))
         self.require_taken(insert, dict.fromkeys(range(section.start, section.stop), answer.reason))
         return _SectionOutcome.DIVIDED if division.divides(section) else answer

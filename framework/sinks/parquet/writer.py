@@ -14,7 +14,7 @@ from ...errors import StrategyError, reason_of
 from ...reducers.reducer import Retry
 from ...service.storage import without_secrets
 from ...service.threads import run_in_thread
-from ..answers import put_off
+from ..answers import PutOff, put_off
 from ..ranges import RangeWriter
 from .columns import DestinationColumns, stored_type
 from .files import (
@@ -195,21 +195,22 @@ class ParquetWriter(RangeWriter):
         if not (kept := fitted.kept()).num_rows:
             return fitted.refused
         unwritable: dict[int, str] = {}
-        errors: list[OSError] = []
+        late = PutOff[OSError]()
         numbers = np.delete(np.arange(len(rows)), list(fitted.refused))
 
         def refuse(some: NDArray[np.int64], error: OSError) -> None:
-            errors.append(error)
+            late.note(error)
             reason = put_off(f"{self}: {reason_of(error)}")
             unwritable.update(dict.fromkeys(numbers[some].tolist(), reason))
 
         try:
             on_unwritable = refuse if rows.divides_later else None
             written = self._opened.write(rows.file_name, kept, metadata, on_unwritable)
+            late.is_written = bool(written)
         except OSError as error:
             raise self._retry(error) from error
-        if not written:
-            raise self._retry(errors[0]) from errors[0]
+        if (unwritten := late.reason_to_wait) is not None:
+            raise self._retry(unwritten) from unwritten
         self.require_taken(rows, unwritable)
         return {**fitted.refused, **unwritable}
 

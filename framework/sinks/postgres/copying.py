@@ -23,7 +23,7 @@ from ...columns.reasons import cannot_hold
 from ...columns.texts import POSTGRES, text_of
 from ...errors import StrategyError
 from ...service.threads import run_in_thread
-from ..answers import Answer, of_postgres, of_sqlstate, put_off
+from ..answers import Answer, PutOff, of_postgres, of_sqlstate, put_off
 from .table import quote
 from .types import copy_columns, copy_text
 
@@ -140,7 +140,7 @@ class Copying:
         self._columns = columns
         casts = [(at, each.type_name) for at, each in enumerate(columns)]
         self.stored, self.divides_later = 0, False
-        self._put_off: Answer | None = None
+        self._late = PutOff[Answer]()
         self._casts = msgspec.json.encode(casts).decode()
         self._is_secured = False
         self._copy_statement = f"COPY {table} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
@@ -192,8 +192,9 @@ class Copying:
                     refused[start] = Answer("rows", self._too_slow)
                 else:  # once more, when the others are written
                     todo.insert(0, (start, stop))
-        if self._put_off is not None and not self.stored:
-            raise ServerAnswer(self._put_off)
+        self._late.is_written = self.stored > 0
+        if (late := self._late.reason_to_wait) is not None:
+            raise ServerAnswer(late)
         return refused
 
     @property
@@ -271,7 +272,7 @@ class Copying:
             if state == "42501" and self._is_secured:  # a policy refuses the row
                 answer = Answer("rows", answer.reason)
             if self.divides_later and answer.may_be_of_rows:
-                self._put_off = answer
+                self._late.note(answer)
                 answer = Answer("rows", put_off(answer.reason))
             if answer.kind in ("later", "stop"):
                 raise ServerAnswer(answer)

@@ -29,6 +29,7 @@ from ...service.threads import run_in_thread
 from ...spark.session import SharedSession
 from ..answers import (
     Patience,
+    PutOff,
     SetUp,
     cause_of_spark,
     may_be_of_rows,
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
 
     Destination = TableFiles | SparkDestination | MergedTable
 
-_MOST_LATE = 40  # pieces that Spark puts off before any is written
 _log = structlog.get_logger(__name__)
 
 
@@ -419,24 +419,18 @@ class SparkWriter(Collecting, Sink):
     def _write_rows(self, part: RangeRows) -> dict[int, str]:
         """Write rows; return those that are refused."""
         table, general = part.table, set[str]()
-        late: list[Exception] = []
-        is_written = False
+        late = PutOff[Exception]()
 
         def refusal(error: Exception) -> str | None:
             reason = refusal_of_spark(error, general)
             if reason is not None or not may_be_of_rows(error):
                 return reason
-            late.append(error)
-            if not self._patience.is_over(part.token):
+            late.note(error)
+            if late.is_hopeless or not self._patience.is_over(part.token):
                 return None
-            return (
-                None
-                if len(late) > _MOST_LATE and not is_written
-                else put_off(cause_of_spark(error))
-            )
+            return put_off(cause_of_spark(error))
 
         def write(numbers: NDArray[np.int64], is_piece: bool) -> Mapping[int, str]:
-            nonlocal is_written
             piece = part
             if is_piece:
                 piece = replace(part, piece=f"{numbers[0]}-{numbers[-1] + 1}")
@@ -447,12 +441,12 @@ class SparkWriter(Collecting, Sink):
                 fitted = cast("Destination", self._destination).write(piece, rows)
             self._leaving_out.of(self, fitted)
             general.update(fitted.general)
-            is_written = True
+            late.is_written = True
             return fitted.refused
 
         refused = bisect(len(table), write, refusal, lambda: self._raising(table, refusal))
-        if late and not is_written:
-            raise late[0]
+        if (error := late.reason_to_wait) is not None:
+            raise error
         self._set_up.judge(self, len(table), refused, general)
         return refused
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmr.errors import StrategyError
-from kmr.sinks.answers import SetUp, of_clickhouse, of_sqlstate, one_line
+from kmr.sinks.answers import PutOff, SetUp, of_clickhouse, of_sqlstate, one_line
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,15 @@ def test_a_row_that_is_written_or_words_about_values_say_that_the_set_up_is_righ
 def test_a_reason_is_one_line_of_bounded_length() -> None:
     assert one_line("a\n  b") == "a b"
     assert len(one_line("x" * 1_000)) == 300
+
+
+def test_parts_that_are_put_off_are_a_reason_to_wait_until_one_is_written() -> None:
+    late = PutOff[str]()
+    assert (late.reason_to_wait, late.is_hopeless) == (None, False)
+    for answer in ("first", *["locked"] * 63):
+        late.note(answer)
+    assert (late.reason_to_wait, late.is_hopeless) == ("first", False)
+    late.note("locked")
+    assert late.is_hopeless
+    late.is_written = True
+    assert (late.reason_to_wait, late.is_hopeless) == (None, False)
