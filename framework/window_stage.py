@@ -13,13 +13,13 @@ from .config.schema import BYTES, show_quantity
 from .delivery.ranges import merge_ranges, subtract_ranges
 from .errors import StateTooLarge, no_escape
 from .memory.window import MICROS
-from .memory.window_rows import WindowRows, letters_of, split_late
+from .memory.window_rows import WindowRows, letters_of, split_late, warn_of_left_out
 from .observe.status import StageStatus
 from .observe.waits import Waiting
 from .record import ReplayEnd, Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -138,9 +138,12 @@ class WindowStage:
         self._heard_at = anyio.current_time()
         self._ledgers.release(rows.ranges)
         self._hold(self._state.nbytes)
-        failed = await self._refuse(rows, taken.invalid, self._window.invalid_reason)
+        failed = await self._refuse(rows, taken.refused)
         if taken.late.any():
             failed += await self._leave_out(rows, taken.late)
+        if taken.left_out and rows.offsets is not None:
+            warn_of_left_out(self._partition, rows.offsets, taken.left_out)
+            self._shared.metrics.count_late(self.name, "left out", len(taken.left_out))
         self._held = merge_ranges([*self._held, *subtract_ranges(rows.ranges, failed)])
         self._read_to = max(self._read_to, *(r.last for r in rows.ranges))
         if self._replayed is None:
@@ -154,7 +157,7 @@ class WindowStage:
         """Count late rows, or send their records to the error sink; return the offsets of these."""
         dropped, letters = split_late(self._window, rows, late)
         self._shared.metrics.count_late(self.name, "dropped", int(dropped.sum()))
-        self._shared.metrics.count_late(self.name, "dead-letter", int(letters.sum()))
+        self._shared.metrics.count_late(self.name, "dead-letter", len(letters))
         if dropped.any() and rows.offsets is not None:
             _log.warning(
                 "late rows dropped: their windows have closed",
@@ -163,12 +166,12 @@ class WindowStage:
                 rows=int(dropped.sum()),
                 example=int(rows.offsets[dropped][0]),
             )
-        return await self._refuse(rows, letters, self._window.late_reason)
+        return await self._refuse(rows, letters)
 
-    async def _refuse(self, rows: Rows, which: NDArray[np.bool_], reason: str) -> list[Range]:
-        """Send the records of some rows to the error sink; return their offsets."""
+    async def _refuse(self, rows: Rows, refused: Mapping[int, str]) -> list[Range]:
+        """Send the records of some rows to the error sink, and why; return their offsets."""
         gone: list[Range] = []
-        for letter in letters_of(rows, which, reason, self.name):
+        for letter in letters_of(rows, refused, self.name):
             gone += letter.ranges
             self._ledgers.charge(letter.ranges, letter.nbytes, failed=True)
             with self._waits.on("reduce-err, or for err_limit"):
@@ -194,7 +197,9 @@ class WindowStage:
         state, ranges = self._state, self._held
         before = (state.level_before, state.emitted_to)
         closed_from = state.closed_to
+        left_out = state.left_out
         rows = state.close(to)
+        self._shared.metrics.count_late(self.name, "left out", state.left_out - left_out)
         self._hold(state.nbytes, rows.nbytes)
         return await self._send(rows, ranges, (closed_from, state.closed_to), before)
 

@@ -159,7 +159,7 @@ def _replace_misfits(tables: list[pa.Table], name: str, misfits: dict[int, str])
         if column is not None and column.type != target:
             array = whole(column)
             if column.type in choice.fits:
-                fitted = _exactly(array, target)
+                fitted = exactly(array, target)
                 found = reasons(name, str(target), array, fitted)
             else:
                 fitted = Cast(pa.nulls(len(array)))
@@ -176,7 +176,7 @@ def least_misfits(arrays: Mapping[pa.DataType, Sequence[Any]], common: pa.DataTy
         count = 0
         for array in chain.from_iterable(arrays.values()):
             try:
-                bad = _exactly(array, target).bad
+                bad = exactly(array, target).bad
             except Misfit:
                 return everything
             count += 0 if bad is None else int(bad.sum())
@@ -190,7 +190,7 @@ def least_misfits(arrays: Mapping[pa.DataType, Sequence[Any]], common: pa.DataTy
     return common
 
 
-def _exactly(array: Any, target: pa.DataType) -> Cast:
+def exactly(array: Any, target: pa.DataType) -> Cast:
     """Cast to a type; a time that would lose digits does not fit."""
     made = fit(array, target)
     return made._replace(bad=either(made.bad, made.cut))

@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from ..columns.times import shown_time
-from .window_aggregates import START, joined_rows
+from .window_aggregates import START, can_join, joined_rows
+from .window_rows import warn_of_left_out
 from .window_state import SHOWN, WindowState
 
 if TYPE_CHECKING:
@@ -146,10 +147,10 @@ class SessionState(WindowState):
         times: Integers,
         offsets: Integers,
         reached: Integers,
-    ) -> None:
+    ) -> tuple[dict[int, str], Integers]:
         self._none = table.slice(0, 0)
         if not len(found):
-            return
+            return {}, found
         added = table.take(pa.array(found, pa.int64()))
         for name, values in ((_TIME, times), (_OFFSET, offsets), (_LEVEL, reached)):
             added = added.append_column(name, pa.array(values[found]))
@@ -157,6 +158,10 @@ class SessionState(WindowState):
         first = int(times[found].min())
         soonest = min(first + self._gap, (first // self._longest + 1) * self._longest)
         self._bound = soonest if self._bound is None else min(self._bound, soonest)
+        return {}, found
+
+    def _can_add(self, rows: pa.Table) -> bool:
+        return can_join(self._rows, rows)
 
     def _keep(self, rows: list[pa.Table], new: int) -> None:
         self._rows = [part for part in rows if part.num_rows]
@@ -258,8 +263,12 @@ class SessionState(WindowState):
             rank[chosen] = np.arange(len(chosen))
             numbers = rank[parts.of_row]
             table, numbers = table.filter(pa.array(numbers >= 0)), numbers[numbers >= 0]
-        aggregates = self._window.aggregates()
-        aggregates.add(numbers, table.select(self._window.sources))
+        aggregates = self._window.aggregates(starts)
+        beyond = aggregates.add(numbers, table.select(self._window.sources))
+        if beyond:
+            # Which rows are in a session is known only now, and their records are kept no more.
+            warn_of_left_out(self._partition, table.column(_OFFSET).to_numpy(), beyond)
+            self.left_out += len(beyond)
         closed = aggregates.take(len(starts))
         part = closed.column(START).to_numpy().astype(np.int64)
         return self._window.rows_of(closed, starts[part], ends[part], kind, self._partition)

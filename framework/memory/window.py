@@ -14,7 +14,7 @@ from ..record import COORDINATES, Rows
 from ..reducers.aggregate import ALL, AggregateFunction, sources_and_functions
 from ..reducers.collect import Collecting
 from ..reducers.grouping import has_function
-from ..reducers.sink import Refusal, RowsRefused
+from ..reducers.sink import RowsRefused, refusals_among
 from .session_state import SessionState
 from .window_aggregates import LAST_OFFSET, Aggregates
 from .window_functions import WindowFunction, has_quantiles, quantile_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ..delivery.announcement import Closed
     from ..record import TopicPartition
+    from ..reducers.sink import Refusal
 
 Late = Literal["drop", "dead-letter", "reemit"]
 
@@ -261,10 +262,10 @@ class Window(Collecting):
                     f"Window: {name}: there is no {function} of {source!r}, which is {kind}"
                 )
 
-    def aggregates(self) -> Aggregates:
-        """Return new, empty aggregates."""
+    def aggregates(self, starts: NDArray[np.int64] | None = None) -> Aggregates:
+        """Return new, empty aggregates; `starts` as in `Aggregates`."""
         more = {LAST_OFFSET: (LAST_OFFSET, "max")} if self.correct else {}
-        return Aggregates(self.by, self.columns | more)
+        return Aggregates(self.by, self.columns | more, starts)
 
     def state(
         self, partition: TopicPartition | None = None, closed: Closed = NOTHING_CLOSED
@@ -323,17 +324,12 @@ class Window(Collecting):
         A worker does not call it: there, `kmr.window_stage` runs windows. A test of a strategy does.
         """
         states: dict[TopicPartition, WindowState] = {}
-        refusals = []
+        refusals: list[Refusal] = []
         for rows in self.rows:
             partition = rows.ranges[0].topic_partition
             taken = states.setdefault(partition, self.state(partition)).take(rows)
             _, letters = split_late(self, rows, taken.late)
-            for which, reason in (
-                (taken.invalid, self.invalid_reason),
-                (letters, self.late_reason),
-            ):
-                if which.any():
-                    refusals.append(Refusal(rows.filter(which), reason))
+            refusals += refusals_among([rows], {**taken.refused, **letters})
         closed = pa.concat_tables([state.close_all() for state in states.values()])
         if refusals:
             raise RowsRefused(refusals, out=closed)

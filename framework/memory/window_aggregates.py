@@ -7,6 +7,7 @@ added in the order of offsets, whatever was folded when.
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns.column_types import MixedTypes, join_tables
+from ..columns.times import shown_time
 from ..reducers.aggregate import ALL
-from ..reducers.grouping import group, require_sums
+from ..reducers.grouping import group
+from ..reducers.sums import SumLimits, named, without_rows
 from .window_functions import WindowFunction, buckets_of, quantile_of, quantiles
 
 if TYPE_CHECKING:
@@ -47,16 +50,25 @@ class Aggregates:
     Args:
         by: the columns of a group.
         columns: for each new column its source and function, as in `Window`.
+        starts: the starts of windows that are given by their numbers; None: they are given by their starts.
 
     Attributes:
         nbytes: the size of everything that is kept.
     """
 
-    def __init__(self, by: Sequence[str], columns: Mapping[str, tuple[str, Function]]) -> None:
+    def __init__(
+        self,
+        by: Sequence[str],
+        columns: Mapping[str, tuple[str, Function]],
+        starts: NDArray[np.int64] | None = None,
+    ) -> None:
         self._keys = [START, *by]
         self._columns = dict(columns)
         # Values that become one number or value: a column for each part of an aggregate.
         self._merged = _Folded(self._keys, {**self._merges(), _ROW: "min"})
+        means = {f"{n} sum": source for n, (source, f) in columns.items() if f == "mean"}
+        sums = {name: source for name, (source, f) in columns.items() if f == "sum"}
+        self._limits = SumLimits(self._keys, sums | means, partial(_named, starts))
         self._rows = 0  # rows added so far
         # Values that are kept: a table for each aggregate, of the distinct ones, of buckets or of all.
         self._tall: dict[str, _Folded] = {}
@@ -85,42 +97,61 @@ class Aggregates:
     def nbytes(self) -> int:
         return sum(each.nbytes for each in self._all.values())
 
-    def add(self, starts: NDArray[np.int64], rows: pa.Table) -> None:
+    def add(self, starts: NDArray[np.int64], rows: pa.Table) -> dict[int, str]:
         """Add rows, each with the start of its window, in the order of their offsets.
+
+        Returns:
+            The rows that would make a sum be beyond its type, and why: they are not added.
 
         Raises:
             StrategyError: a function does not support the type of its column.
         """
+        tables = self._tables(starts, rows)
+        beyond = self._limits.beyond(tables[""], self._merged.saved)
+        for name, folded in self._all.items():
+            folded.add(without_rows(tables[name], beyond))
+        self._rows += len(starts)
+        return beyond
+
+    def can_add(self, rows: pa.Table) -> bool:
+        """Return whether what is kept can be joined with rows of other types; there are none yet."""
+        tables = self._tables(np.empty(0, np.int64), rows)
+        return all(can_join(each.parts, tables[name]) for name, each in self._all.items())
+
+    def _tables(self, starts: NDArray[np.int64], rows: pa.Table) -> dict[str, pa.Table]:
+        """Return what is kept of rows, by the names of `_all`."""
         keys: dict[str, Any] = {START: pa.array(starts)}
         keys |= {name: rows.column(name) for name in self._keys[1:]}
         keys[_ROW] = pa.array(np.arange(self._rows, self._rows + len(starts)))
-        self._rows += len(starts)
-        parts = dict(keys)
-        sketched = {s for s, f in self._columns.values() if quantile_of(f) is not None}
-        for source in sketched:
-            buckets = buckets_of(rows.column(source))
-            ones = buckets.is_valid().cast(pa.int64())
-            self._tall[_quantiles(source)].add(pa.table({**keys, _BUCKET: buckets, _COUNT: ones}))
+        merged, tables = dict(keys), {}
         for name, (source, function) in self._columns.items():
-            if name in self._tall:
-                self._tall[name].add(pa.table({**keys, name: rows.column(source)}))
-            if name in self._tall or quantile_of(function) is not None:
-                continue
             values = None if source == ALL else rows.column(source)
             if function in ("count", "mean"):
                 counts = (
                     _ones(len(starts)) if values is None else values.is_valid().cast(pa.int64())
                 )
-                parts[f"{name} count"] = counts
-            if values is not None and function == "sum":
-                parts[name] = _summands(values, source)
-            elif values is not None and function == "mean":
+                merged[f"{name} count"] = counts
+            if values is None:
+                continue
+            if name in self._tall:
+                tables[name] = pa.table({**keys, name: values})
+            elif quantile_of(function) is not None:
+                buckets = buckets_of(values)
+                ones = buckets.is_valid().cast(pa.int64())
+                tables[_quantiles(source)] = pa.table({**keys, _BUCKET: buckets, _COUNT: ones})
+            elif function == "sum":
+                merged[name] = values.cast(_sum_type(values.type))
+            elif function == "mean":
                 whole = pa.types.is_integer(values.type)
-                sums = values.cast(pa.float64(), safe=False) if whole else _summands(values, source)
-                parts[f"{name} sum"] = sums
-            elif values is not None and function != "count":
-                parts[name] = values
-        self._merged.add(pa.table(parts))
+                sums = (
+                    values.cast(pa.float64(), safe=False)
+                    if whole
+                    else values.cast(_sum_type(values.type))
+                )
+                merged[f"{name} sum"] = sums
+            elif function != "count":
+                merged[name] = values
+        return {"": pa.table(merged), **tables}
 
     def saved(self) -> dict[str, pa.Table]:
         """Return everything that is kept as tables, for `restore`."""
@@ -128,6 +159,7 @@ class Aggregates:
 
     def restore(self, tables: Mapping[str, pa.Table]) -> None:
         """Keep what `saved` returned."""
+        self._limits.forget()
         for name, folded in self._all.items():
             if tables[name].num_rows:
                 folded.restore(tables[name])
@@ -191,6 +223,13 @@ def _quantiles(source: str) -> str:
     return f"quantiles of {source}"
 
 
+def _named(starts: NDArray[np.int64] | None, keys: Mapping[str, Any]) -> str:
+    """Name a group of a window, by the values of its keys."""
+    (_, start), *by = keys.items()
+    group = f" and {named(dict(by))}" if by else ""
+    return f"the window of {shown_time(start if starts is None else starts[start])}{group}"
+
+
 def _ones(rows: int) -> pa.ChunkedArray[Any]:
     return pa.chunked_array([pa.array(np.ones(rows, np.int64))])
 
@@ -203,10 +242,21 @@ def joined_rows(parts: list[pa.Table]) -> pa.Table:
     return joined.table
 
 
-def _summands(values: pa.ChunkedArray[Any], source: str) -> pa.ChunkedArray[Any]:
-    """Return values in the type of their sum."""
-    empty = pa.table({"key": pa.array([], pa.int8()), source: values.slice(0, 0)})
-    return values.cast(group(empty, ["key"], [(source, "sum")]).column(f"{source}_sum").type)
+def can_join(parts: Sequence[pa.Table], empty: pa.Table) -> bool:
+    """Return whether rows can be joined with rows of other types, of which there are none yet."""
+    try:
+        pa.concat_tables([*parts, empty], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return False
+    return True
+
+
+@cache
+def _sum_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the sum of values. Raises StrategyError if there is none."""
+    empty = pa.schema([("key", pa.int8()), ("value", kind)]).empty_table()
+    summed: pa.DataType = group(empty, ["key"], [("value", "sum")]).column("value_sum").type
+    return summed
 
 
 class _Folded:
@@ -216,20 +266,23 @@ class _Folded:
         keys: the columns of a key.
         functions: the function that merges two values of each other column; none: distinct keys are kept.
             None: all rows are kept.
+
+    Attributes:
+        parts: what is kept.
     """
 
     def __init__(self, keys: Sequence[str], functions: Mapping[str, str] | None) -> None:
         self._keys, self._functions = list(keys), functions
-        self._parts: list[pa.Table] = []
+        self.parts: list[pa.Table] = []
         self._folded = 0  # rows of the first part
         self._new = 0
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self._parts)
+        return sum(part.nbytes for part in self.parts)
 
     def add(self, rows: pa.Table) -> None:
-        self._parts.append(rows)
+        self.parts.append(rows)
         self._new += rows.num_rows
         if self._new >= max(_FOLD_ROWS, self._folded):
             self._fold()
@@ -243,21 +296,19 @@ class _Folded:
         return self._fold()
 
     def _fold(self) -> pa.Table:
-        if not self._parts:
+        if not self.parts:
             return pa.table({START: pa.array([], pa.int64())})
-        table = joined_rows(self._parts)
+        table = joined_rows(self.parts)
         if self._new:
             table = self._merge(table)
         table = table.combine_chunks()
-        self._parts, self._folded, self._new = [table], table.num_rows, 0
+        self.parts, self._folded, self._new = [table], table.num_rows, 0
         return table
 
     def _merge(self, table: pa.Table) -> pa.Table:
         if self._functions is None:
             return table
         names = [*self._keys, *self._functions]
-        sums = [name for name, function in self._functions.items() if function == "sum"]
-        require_sums(table, self._keys, sums, "Window")
         return group(table, self._keys, list(self._functions.items())).rename_columns(names)
 
     def starts(self) -> NDArray[np.int64]:
@@ -274,7 +325,7 @@ class _Folded:
         table = self._fold()
         closes = table.column(START).to_numpy() < before
         kept = table.filter(pa.array(~closes))
-        self._parts, self._folded = [kept], kept.num_rows
+        self.parts, self._folded = [kept], kept.num_rows
         return table.filter(pa.array(closes))
 
 
@@ -298,9 +349,9 @@ class _States(_Folded):
         self._states.add(rows)
 
     def _fold(self) -> pa.Table:
-        if self._parts:
-            values = joined_rows(self._parts)
-            self._parts, self._new = [], 0
+        if self.parts:
+            values = joined_rows(self.parts)
+            self.parts, self._new = [], 0
             self._states.add(self._by_group(values, self._function.states))
         states = self._states.saved()
         if _ROW in states.column_names:

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
+import structlog
 
 from ..delivery.failures import original_records
 from ..delivery.ranges import ranges_of
 from ..record import Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
-    from ..record import Range
+    from ..record import Range, TopicPartition
     from .window import Window
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,20 +51,37 @@ class WindowRows(Rows):
 
 def split_late(
     window: Window, rows: Rows, late: NDArray[np.bool_]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Divide late rows into those that are dropped, and those whose records go to `reduce_err`."""
+) -> tuple[NDArray[np.bool_], dict[int, str]]:
+    """Divide late rows into those that are dropped, and those whose records go to `reduce_err`, and why."""
     assert rows.offsets is not None  # noqa: S101  windows take no others
     dropped = late
     if window.late == "dead-letter":
         # A record of which other rows are in time gets no letter: its replay would double those.
         dropped = late & np.isin(rows.offsets, rows.offsets[~late])
-    return dropped, late & ~dropped
+    return dropped, dict.fromkeys(np.flatnonzero(late & ~dropped).tolist(), window.late_reason)
 
 
-def letters_of(rows: Rows, which: NDArray[np.bool_], reason: str, stage: str) -> list[Rows]:
-    """Return the records of some rows as rows for `reduce_err`."""
-    if not which.any():
+def letters_of(rows: Rows, refused: Mapping[int, str], stage: str) -> list[Rows]:
+    """Return the records of some rows, with the reason of each, as rows for `reduce_err`."""
+    if not refused:
         return []
     assert rows.offsets is not None  # noqa: S101  windows take no others
+    which = sorted(refused)
     gone = ranges_of(np.unique(rows.offsets[which]), rows.ranges[0])
-    return original_records(replace(rows.filter(which), ranges=gone), reason, stage, 1)
+    reasons = [refused[row] for row in which]
+    return original_records(replace(rows.take(which), ranges=gone), reasons, stage, 1)
+
+
+def warn_of_left_out(
+    partition: TopicPartition | None, offsets: NDArray[np.int64], left_out: Mapping[int, str]
+) -> None:
+    """Log rows that a sum leaves out of a window, though their records do not fail."""
+    if left_out:
+        row, reason = next(iter(left_out.items()))
+        _log.warning(
+            "rows left out of windows: a sum would be beyond its type",
+            partition=str(partition),
+            rows=len(left_out),
+            example=int(offsets[row]),
+            reason=reason,
+        )

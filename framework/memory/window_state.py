@@ -25,8 +25,10 @@ import pyarrow as pa
 from ..columns.times import shown_time
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
+from ..reducers.aggregate import MANY
 from .event_time import event_times, require_time
 from .window_aggregates import LAST_OFFSET, START
+from .window_types import in_types_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from .window import Window
 
 _NUMBERS, _FIRSTS, _TIMES, _OF = "state", "open windows", "event times", "aggregates"
+_COLUMNS = "columns"
 """The names of the tables of `WindowState.saved`."""
 
 SHOWN: Final = 3
@@ -49,15 +52,18 @@ _PER_WINDOW: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class RowsOutsideWindows:
-    """Rows that are in no window; those that were read before the restart are not marked again.
+    """Rows that are in no window; those that were read before the restart are not named again.
 
     Attributes:
         late: which rows are late: all of their windows have closed.
-        invalid: which rows have no time, one before 1970, or one too far ahead of the record's timestamp.
+        refused: the rows whose records fail, and why: all rows of a record.
+        left_out: rows that a sum leaves out of a window, and why. Their records are in other windows or
+            groups, and do not fail: a replay of their letters would double those.
     """
 
     late: NDArray[np.bool_]
-    invalid: NDArray[np.bool_]
+    refused: Mapping[int, str]
+    left_out: Mapping[int, str]
 
 
 class WindowState:
@@ -70,6 +76,7 @@ class WindowState:
     Attributes:
         closed_to: up to which time windows are closed, in the rows that came out.
         level: the highest event time so far, less the lateness; windows that end up to here can close.
+        left_out: the number of rows that sums have left out of sessions that closed.
     """
 
     def __init__(
@@ -82,6 +89,7 @@ class WindowState:
         self._partition = partition
         self._read_to = closed.read_to
         self.closed_to = self.level = closed.closed_to
+        self.left_out = 0
         self._type: pa.DataType | None = None
         self._schema: pa.Schema | None = None  # the columns that `take` has checked
         self._emitted_to = closed.read_to if closed.emitted_to is None else closed.emitted_to
@@ -155,23 +163,78 @@ class WindowState:
             raise StrategyError(
                 "Window: its rows belong to no single record; a reducer before it made them"
             )
-        table = rows.with_coordinates(window.sources)
-        window.require(table.column_names)
-        times, invalid = self._times(rows, table.column(window.time), offsets)
+        try:
+            table = rows.with_coordinates(window.sources)
+            window.require(table.column_names)
+            times = self._times(rows, table.column(window.time))
+            used, refused = self._fitted(table.select(window.sources))
+        except StrategyError as error:
+            if not 0 < len(offsets) < MANY:
+                raise
+            refused = dict.fromkeys(range(len(offsets)), str(error))
+            return self._outside(offsets, np.zeros(len(offsets), np.bool_), refused, {})
+        refused |= dict.fromkeys(np.flatnonzero(times < 0).tolist(), window.invalid_reason)
+        refused = _of_whole_records(refused, offsets)
+        fails = np.zeros(len(offsets), np.bool_)
+        fails[list(refused)] = True
+        times = np.where(fails, 0, times)
         reached = self._reached(times, offsets)
-        late = ~invalid & self._is_late(times, reached)
-        found = np.flatnonzero(~late & ~invalid)
-        used = table.select(window.sources)
-        if used.schema != self._schema:
-            window.require_types(used.schema)
-            self._schema = used.schema
+        late = ~fails & self._is_late(times, reached)
+        found = np.flatnonzero(~late & ~fails)
         if window.correct:
             used = used.append_column(LAST_OFFSET, pa.array(offsets))
-        self._add(used, found, times, offsets, reached)
+        beyond, inside = self._add(used, found, times, offsets, reached)
         if len(found):
             self.level = max(self.level, int(times[found].max()) - window.lateness)
+        if beyond:
+            kept = set(offsets[inside].tolist())
+            left_out = {row: beyond[row] for row in beyond if offsets[row] in kept}
+            refused |= {row: beyond[row] for row in beyond if row not in left_out}
+            return self._outside(offsets, late, refused, left_out)
+        return self._outside(offsets, late, refused, {})
+
+    def _outside(
+        self,
+        offsets: NDArray[np.int64],
+        late: NDArray[np.bool_],
+        refused: Mapping[int, str],
+        left_out: Mapping[int, str],
+    ) -> RowsOutsideWindows:
+        """Leave out the rows that were read before the restart."""
         is_new = offsets > self._read_to
-        return RowsOutsideWindows(late & is_new, invalid & is_new)
+        refused, left_out = (
+            {row: reason for row, reason in each.items() if is_new[row]}
+            for each in (refused, left_out)
+        )
+        return RowsOutsideWindows(late & is_new, refused, left_out)
+
+    def _fitted(self, table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
+        """Return rows in the types of those that are kept, and the rows that do not fit, with the reasons.
+
+        Raises:
+            StrategyError: no row fits, or columns cannot be grouped or aggregated.
+        """
+        if table.schema == self._schema:
+            return table, {}
+        self._window.require_types(table.schema)
+        if self._schema is None or self.first_offset is None:
+            self._schema = table.schema
+            return table, {}
+        fitted, refused = in_types_of(
+            self._schema, table, lambda schema: self._can_add(schema.empty_table())
+        )
+        if len(refused) == len(fitted) >= MANY:
+            raise StrategyError(
+                f"Window: {refused[0]}; windows are over before their columns have other types"
+            )
+        self._schema = fitted.schema
+        return fitted, refused
+
+    def _can_add(self, rows: pa.Table) -> bool:
+        """Return whether the kept rows can be joined with rows of other types; there are none yet."""
+        if self._window.correct:
+            rows = rows.append_column(LAST_OFFSET, pa.array([], pa.int64()))
+        return self._aggregates.can_add(rows)
 
     def _is_late(self, times: NDArray[np.int64], reached: NDArray[np.int64]) -> NDArray[np.bool_]:
         # The last window that a row is in has closed, and takes no corrections.
@@ -185,7 +248,13 @@ class WindowState:
         times: NDArray[np.int64],
         offsets: NDArray[np.int64],
         reached: NDArray[np.int64],
-    ) -> None:
+    ) -> tuple[dict[int, str], NDArray[np.int64]]:
+        """Add the rows that were found to their windows.
+
+        Returns:
+            The rows that would make a sum of a window be beyond its type, and why; and the rows that are in
+            a window.
+        """
         window = self._window
         newest = times - times % window.every  # the start of the last window that a row is in
         numbers, starts = found, newest[found]
@@ -197,9 +266,12 @@ class WindowState:
             opened = starts + self._lasting > reached[numbers]
             numbers, starts = numbers[opened], starts[opened]
         is_whole = hops == 1 and len(found) == table.num_rows
-        self._aggregates.add(
+        refused = self._aggregates.add(
             starts, table if is_whole else table.take(pa.array(numbers, pa.int64()))
         )
+        beyond = {int(numbers[at]): reason for at, reason in refused.items()}
+        if refused:
+            numbers, starts = (np.delete(each, list(refused)) for each in (numbers, starts))
         for start, row in zip(*_first_rows(starts), strict=True):
             self._firsts.setdefault(start, int(offsets[numbers[row]]))
         if window.correct and len(offsets):
@@ -208,6 +280,7 @@ class WindowState:
                 offsets[numbers] > self._emitted_to
             )
             self._corrected.update(np.unique(starts[late]).tolist())
+        return beyond, numbers
 
     def saved(self) -> dict[str, pa.Table]:
         """Return the open windows as tables, for `restore`."""
@@ -219,6 +292,7 @@ class WindowState:
         return {
             _NUMBERS: pa.table({name: pa.array([n], pa.int64()) for name, n in numbers.items()}),
             _TIMES: pa.table({"time": pa.array([], self._type or pa.null())}),
+            _COLUMNS: (self._schema or pa.schema([])).empty_table(),
             **self._saved(),
         }
 
@@ -236,6 +310,8 @@ class WindowState:
         self._emitted_to = numbers["emitted_to"]
         kind = tables[_TIMES].schema.field("time").type
         self._type = None if pa.types.is_null(kind) else kind
+        # A file of kmr 0.1 has no columns.
+        self._schema = tables[_COLUMNS].schema if _COLUMNS in tables else None
         if self._type is not None:
             self._restore(tables)
 
@@ -247,20 +323,14 @@ class WindowState:
         of = {k.removeprefix(f"{_OF} "): t for k, t in tables.items() if k.startswith(_OF)}
         self._aggregates.restore(of)
 
-    def _times(
-        self, rows: Rows, column: pa.ChunkedArray[Any], offsets: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the times, and the rows of records without a valid one: all rows of such a record fail."""
+    def _times(self, rows: Rows, column: pa.ChunkedArray[Any]) -> NDArray[np.int64]:
+        """Return the times; those that are not valid are below 0."""
         window = self._window
         require_time("Window", window.time, column.type)
         times = event_times(column, rows.sources, rows.record_times, window.ahead)
         if pa.types.is_timestamp(column.type):
             self._type = column.type
-        invalid = times < 0
-        if invalid.any():
-            invalid = np.isin(offsets, offsets[invalid])
-            times = np.where(invalid, 0, times)
-        return times, invalid
+        return times
 
     def _reached(self, times: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return for each row up to which time windows were closed before its record."""
@@ -317,6 +387,15 @@ class WindowState:
     def close_all(self) -> pa.Table:
         """Close every window, and return the rows."""
         return self.close(max(self.level, self.last_end))
+
+
+def _of_whole_records(refused: Mapping[int, str], offsets: NDArray[np.int64]) -> dict[int, str]:
+    """Return all rows of the records of some rows, with the reason of the first one of each."""
+    reasons: dict[int, str] = {}
+    for row in sorted(refused):
+        reasons.setdefault(int(offsets[row]), refused[row])
+    rows = np.flatnonzero(np.isin(offsets, list(reasons))) if reasons else offsets[:0]
+    return {row: reasons[int(offsets[row])] for row in rows.tolist()}
 
 
 def _first_rows(starts: NDArray[np.int64]) -> tuple[list[int], list[int]]:

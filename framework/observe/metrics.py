@@ -122,7 +122,8 @@ class Metrics:
         )
         self.late = counter(
             "late_rows",
-            "Rows whose windows had closed: dropped, or sent to the error sink.",
+            "Rows whose windows had closed: dropped, or sent to the error sink; and rows that were left out "
+            "of windows whose sums they would make be beyond their types.",
             "stage",
             "outcome",
         )
@@ -269,7 +270,7 @@ class Metrics:
         self.failures.note("record failed", stage, reason, records, place)
 
     def count_late(self, stage: str, outcome: str, rows: int) -> None:
-        """Count rows whose windows had closed."""
+        """Count rows whose windows had closed, or that sums left out of them."""
         if rows:
             self.late.labels(stage, outcome).inc(rows)
 

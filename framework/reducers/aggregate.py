@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from ..errors import StrategyError
 from .collect import Collecting, one_table
-from .grouping import group, numbers_of_rows, overflows
+from .grouping import group
 from .sink import RowsRefused, refusals_among
+from .sums import SumLimits, named, without_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,9 @@ AggregateFunction = Literal[
     "sum", "count", "min", "max", "mean", "count_distinct", "first", "last", "list"
 ]
 _FUNCTIONS: Final = get_args(AggregateFunction)
-_MANY: Final = 100  # rows that all lack a column, or have it in another type: that is the set-up
+MANY: Final = 100
+"""So many rows that all lack a column, or have it in another type, are no bad rows: the set-up is wrong."""
+
 ALL: Final = "*"
 """The column name for whole rows; they can only be counted."""
 
@@ -52,7 +55,7 @@ class Aggregate(Collecting):
     Raises:
         StrategyError: there is no such function; from `flush`: all of 100 rows or more lack a column, or
             have a type that the function does not support.
-        RowsRefused: from `flush`: fewer rows do, or a sum is beyond its type; the records of its group fail.
+        RowsRefused: from `flush`: fewer rows do, or make a sum be beyond its type; their records fail.
     """
 
     def __init__(
@@ -81,13 +84,13 @@ class Aggregate(Collecting):
             return self._aggregated()
         except StrategyError as error:
             count = sum(each.table.num_rows for each in self.rows)
-            if count >= _MANY:
+            if count >= MANY:
                 raise
             refused = dict.fromkeys(range(count), str(error))
             raise RowsRefused(refusals_among(self.rows, refused)) from error
 
     def _aggregated(self) -> pa.Table:
-        table = self.table_of(self.rows)
+        table, refused = self.without_overflows(self.table_of(self.rows))
         grouped = group(
             table,
             self.by,
@@ -96,31 +99,20 @@ class Aggregate(Collecting):
                 for source, function in self.columns.values()
             ],
         ).rename_columns([*self.by, *self.columns])
-        return self.without_overflows(grouped, table, self.rows)
+        if refused:
+            raise RowsRefused(refusals_among(self.rows, refused), out=grouped)
+        return grouped
 
-    def without_overflows(
-        self, grouped: pa.Table, table: pa.Table, rows: Sequence[Rows]
-    ) -> pa.Table:
-        """Return the groups of a table, all of whose sums fit their types.
-
-        Args:
-            rows: those that are joined in the table.
-
-        Raises:
-            RowsRefused: some do not; it has the others.
-        """
-        beyond: dict[int, str] = {}
-        for name, (source, function) in self.columns.items():
-            decimals = function == "mean" and pa.types.is_decimal(table.column(source).type)
-            if function == "sum" or decimals:
-                for number, reason in overflows(table, self.by, source).items():
-                    beyond.setdefault(number, f"column {name}: {reason}")
-        if not beyond:
-            return grouped
-        places = numbers_of_rows(table, self.by)
-        refused = {row: beyond[number] for number in beyond for row in places[number]}
-        out = grouped.filter(pa.array([row not in beyond for row in range(grouped.num_rows)]))
-        raise RowsRefused(refusals_among(rows, refused), out=out)
+    def without_overflows(self, table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
+        """Return the rows without those that make a sum be beyond its type, and why these are refused."""
+        sums = {
+            source: source
+            for source, function in self.columns.values()
+            if function == "sum"
+            or (function == "mean" and not pa.types.is_integer(table.schema.field(source).type))
+        }
+        beyond = SumLimits(self.by, sums, named).beyond(table, table.schema.empty_table)
+        return without_rows(table, beyond), beyond
 
     def table_of(self, rows: Sequence[Rows]) -> pa.Table:
         """Join rows, with the coordinates of their records where these are grouped or aggregated.

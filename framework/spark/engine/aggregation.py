@@ -9,7 +9,9 @@ import pyarrow.compute as pc
 
 from ...reducers.aggregate import ALL, Aggregate
 from ...reducers.collect import Collecting, one_table
-from ...reducers.grouping import group, require_sums
+from ...reducers.grouping import group
+from ...reducers.sink import RowsRefused, refusals_among
+from ...reducers.sums import SumLimits, named, without_rows
 
 _MERGE: Final = {
     "sum": "sum",
@@ -42,7 +44,7 @@ class PartialAggregate(_AggregateHalf):
     """The task's half: one row per group, with the partial results that `FinalAggregate` merges."""
 
     def flush(self) -> pa.Table:
-        table = self.aggregate.table_of(self.rows)
+        table, refused = self.aggregate.without_overflows(self.aggregate.table_of(self.rows))
         names: list[str] = []
         wanted: list[Any] = []
         for number, (source, function) in enumerate(self.aggregate.columns.values()):
@@ -54,7 +56,9 @@ class PartialAggregate(_AggregateHalf):
                 names.append(f"{number}.{part}")
                 wanted.append(_of_values(table, source, part))
         grouped = group(table, self.aggregate.by, wanted).rename_columns([*self.keys, *names])
-        return self.aggregate.without_overflows(grouped, table, self.rows)
+        if refused:
+            raise RowsRefused(refusals_among(self.rows, refused), out=grouped)
+        return grouped
 
 
 def _of_values(table: pa.Table, source: str, function: str) -> Any:
@@ -71,11 +75,22 @@ class FinalAggregate(_AggregateHalf):
     """The driver's half: merges the tasks' results to the aggregate of a micro-batch.
 
     Groups, and the values of `first`, `last` and `list`, are in the order of topic, partition and offset.
-    The mean of a decimal column always has 38 digits.
+    The mean of a decimal column always has 38 digits. Where a sum of results would be beyond its type, the
+    group has more than one row.
     """
 
     def flush(self) -> pa.Table:
         table = one_table(self.rows)
+        merged: list[pa.Table] = []
+        functions = enumerate(self.aggregate.columns.values())
+        sums = {f"{n}.sum": source for n, (source, f) in functions if f in ("sum", "mean")}
+        while table.num_rows or not merged:
+            later = SumLimits(self.keys, sums, named).beyond(table, table.schema.empty_table)
+            merged.append(self._merged(without_rows(table, later)))
+            table = table.take(pa.array(sorted(later), pa.int64()))
+        return pa.concat_tables(merged)
+
+    def _merged(self, table: pa.Table) -> pa.Table:
         results = {}
         plain: list[tuple[str, str]] = []
         for number, (_, function) in enumerate(self.aggregate.columns.values()):
@@ -85,8 +100,6 @@ class FinalAggregate(_AggregateHalf):
                 results[number] = self._of_lists(table, number, function)
             else:
                 plain.append((f"{number}.{function}", _MERGE[function]))
-        summed = [name for name, function in plain if function == "sum"]
-        require_sums(table, self.keys, summed, "Aggregate")
         grouped = group(table, self.keys, plain, in_order=True)
         for number, (_, function) in enumerate(self.aggregate.columns.values()):
             if function == "mean":

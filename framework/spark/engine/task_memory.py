@@ -13,7 +13,7 @@ from ...delivery.announcement import Closed, LookBack, remembering
 from ...errors import StateTooLarge
 from ...memory.distinct_memory import PartitionMemory
 from ...memory.window import MICROS
-from ...memory.window_rows import letters_of, split_late
+from ...memory.window_rows import letters_of, split_late, warn_of_left_out
 from ...record import Range, Rows
 from ...service.process import memory_limit, processor_limit
 from .memory_files import MemoryFiles, Position
@@ -108,9 +108,11 @@ class OpenWindows:
         taken = state.take(rows)
         self.level = state.level
         dropped, letters = split_late(window, rows, taken.late)
-        self.late.update({"dropped": int(dropped.sum()), "dead-letter": int(letters.sum())})
-        failed = letters_of(rows, taken.invalid, window.invalid_reason, stage)
-        failed += letters_of(rows, letters, window.late_reason, stage)
+        self.late.update({"dropped": int(dropped.sum()), "dead-letter": len(letters)})
+        failed = letters_of(rows, {**taken.refused, **letters}, stage)
+        if taken.left_out and rows.offsets is not None:
+            warn_of_left_out(self._before.topic_partition, rows.offsets, taken.left_out)
+            self.late["left out"] += len(taken.left_out)
         closed_from, level = state.closed_to, state.level
         if not state.can_close(level):
             return None, failed

@@ -130,7 +130,7 @@ def test_a_time_far_after_the_timestamp_of_its_record_closes_nothing(
     table = pa.table({"ts": times, "o": [0, 1, 2]})
     rows = Rows(table, (Range("t", 0, 0, 2),), np.arange(3), (batch,))
     taken = window(ahead=ahead).state(P0).take(rows)
-    assert taken.invalid.tolist() == [False, fails, False]
+    assert list(taken.refused) == [1] * fails
     assert taken.late.tolist() == [False, False, not fails]
 
 
@@ -144,27 +144,142 @@ def test_records_that_all_have_no_time_fail_and_end_nothing() -> None:
 
     for number, kind in enumerate([pa.null(), pa.timestamp("us", "UTC")]):
         times: Any = pa.array([None, None], kind)
-        assert state.take(rows_of(2 * number, times, [None, None])).invalid.all()
+        taken = state.take(rows_of(2 * number, times, [None, None]))
+        assert list(taken.refused) == [0, 1]
     assert not state.take(rows_of(4, [BEGIN, BEGIN + timedelta(seconds=30)], ["a", "b"])).late.any()
     assert state.close(state.level).to_pylist()[0]["of"] == [4]
 
 
+MOST = 2**63 - 1
+
+
+def rows_at(first: int, seconds: list[int], **columns: Any) -> Rows:
+    offsets = np.arange(first, first + len(seconds))
+    times = [BEGIN + timedelta(seconds=second) for second in seconds]
+    table = pa.table({"ts": times, "o": offsets, **columns})
+    return Rows(table, (Range("t", 0, first, first + len(seconds) - 1),), offsets)
+
+
+def test_a_record_that_makes_a_sum_be_beyond_its_type_fails_and_a_mean_needs_none() -> None:
+    columns = {"total": ("v", "sum"), "mean": ("v", "mean"), "n": ("*", "count")}
+    strategy = Strategy(
+        map=lambda record: {"ts": BEGIN, "v": int(record.value)},
+        reduce=[window(columns=columns), StreamWriter("stdout")],
+    )
+    run = run_strategy(strategy, [str(MOST), "-1", "2", "1"])
+    assert [(row["total"], row["n"]) for row in run.rows] == [(MOST, 3)]
+    reason = f"column v: 2 would make the sum {MOST + 1}, beyond int64, of the window of 2026-01-01T00:00:00"
+    assert [failure["reason"] for failure in run.failures] == [f"{reason}.000Z; cast v in the map"]
+    means = Strategy(
+        map=strategy.map, reduce=[window(columns={"mean": ("v", "mean")}), StreamWriter("stdout")]
+    )
+    assert run_strategy(means, [str(MOST)] * 2).rows[0]["mean"] == float(MOST)
+
+
+def test_such_a_row_of_a_session_is_left_out_when_the_session_closes() -> None:
+    sessions = window(
+        length=None, session="5s", max="10s", columns={"total": ("v", "sum"), "n": ("*", "count")}
+    )
+    state = sessions.state(P0)
+    taken = state.take(rows_at(0, [1, 2, 3], v=[MOST, 1, -1]))
+    assert not taken.refused
+    (row,) = state.close_all().to_pylist()
+    assert (row["total"], row["n"], state.left_out) == (MOST - 1, 2, 1)
+
+
+def test_a_row_is_left_out_only_of_the_hopping_windows_whose_sum_it_makes_too_large() -> None:
+    hopping = window(every="5s", columns={"total": ("v", "sum")}, late="drop")
+    state = hopping.state(P0)
+    taken = state.take(rows_at(0, [6, 12, 16], v=[MOST, 3, 4]))
+    assert (list(taken.left_out), list(taken.refused)) == ([1], [])
+    assert [row["total"] for row in state.close_all().to_pylist()] == [MOST, MOST, 7, 4]
+    # Read again where the first window has closed, the others are the same.
+    closed_to = int(BEGIN.timestamp() + 10) * 10**6
+    again = hopping.state(P0, Closed(2, closed_to, hopping.definition, 0))
+    taken = again.take(rows_at(0, [6, 12, 16], v=[MOST, 3, 4]))
+    assert not taken.left_out
+    assert not taken.refused
+    assert [row["total"] for row in again.close_all().to_pylist()] == [MOST, 7, 4]
+
+
+def test_windows_are_the_same_however_rows_are_divided_and_saved() -> None:
+    sums = window(columns={"total": ("v", "sum"), "f": ("w", "sum")}, by=["k"])
+    values = [MOST, 5, -7, 1, 2, MOST, -MOST, -MOST, -3]
+    floats = [1e308, 1e308, 1.0, -1e308, 9e307, 9e307, 9e307, float("inf"), 1e308]
+    keys = ["a", "b", "a", "a", "a", "b", "b", "a", "a"]
+    rows = rows_at(0, [1] * len(keys), v=values, w=floats, k=keys)
+    whole = sums.state(P0)
+    refused = set(whole.take(rows).refused)
+    expected = whole.close_all().to_pylist()
+    assert refused
+    for size in (1, 2, 4):
+        state, found = sums.state(P0), set[int]()
+        for first in range(0, len(keys), size):
+            part = slice(first, first + size)
+            taken = state.take(rows_at(
+                first, [1] * len(keys[part]), v=values[part], w=floats[part], k=keys[part]
+            ))  # fmt: skip
+            found |= {first + row for row in taken.refused}
+            saved = state.saved()
+            state = sums.state(P0)
+            state.restore(saved)
+        assert (found, state.close_all().to_pylist()) == (refused, expected)
+
+
 @pytest.mark.parametrize("session", [None, "5s"])
-def test_a_sum_beyond_its_type_ends_with_the_reason_and_a_mean_needs_none(
-    session: str | None,
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_value_of_another_type_than_the_rows_before_it_is_joined_or_fails(
+    session: str | None, *, restored: bool
 ) -> None:
     of_rows = {} if session is None else {"length": None, "session": session, "max": "10s"}
-    most = 2**63 - 1
-    strategy = Strategy(
-        map=lambda _: {"ts": BEGIN, "v": most},
-        reduce=[window(columns={"mean": ("v", "mean")}, **of_rows), StreamWriter("stdout")],
-    )
-    (row,) = run_strategy(strategy, [b"", b""]).rows
-    assert row["mean"] == float(most)
-    sums = window(columns={"total": ("v", "sum")}, **of_rows)
-    strategy = Strategy(map=strategy.map, reduce=[sums, StreamWriter("stdout")])
-    with pytest.raises(StrategyError, match=f"the sum of total is {2 * most}, beyond int64"):
-        run_strategy(strategy, [b"", b""])
+    columns = {"last": ("v", "last"), "total": ("v", "sum"), "n": ("*", "count")}
+    sums = window(columns=columns, by=["k"], **of_rows)
+    state = sums.state(P0)
+
+    def then(first: int, v: list[Any], k: list[Any]) -> list[str]:
+        nonlocal state
+        if restored:
+            saved = state.saved()
+            state = sums.state(P0)
+            state.restore(saved)
+        taken = state.take(rows_at(first, [1] * len(v), v=v, k=k))
+        return [taken.refused[row] for row in sorted(taken.refused)]
+
+    assert then(0, [None, 1], ["a", "a"]) == []
+    assert then(2, [2.0, 3.0], ["a", None]) == []
+    assert then(4, [2.5], ["a"]) == []
+    assert then(5, [2**53 + 1, 4], ["a", "b"]) == ["column v (double) cannot hold 9007199254740993"]
+    assert then(7, [1], [7]) == ["column k: 7 is int64, but rows of the open windows are string"]
+    (reason,) = then(8, ["one"], ["a"])
+    assert "there is no sum of 'v', which is string" in reason
+    rows = sorted(state.close_all().to_pylist(), key=lambda row: str(row["k"]))
+    assert [(row["k"], row["last"], row["total"], row["n"]) for row in rows] == [
+        (None, 3.0, 3.0, 1), ("a", 2.5, 5.5, 4), ("b", 4.0, 4.0, 1)
+    ]  # fmt: skip
+    assert then(9, [1], [7]) == []  # no window is open
+
+
+def test_what_was_summed_exactly_is_not_rounded_for_a_later_float() -> None:
+    state = window(columns={"last": ("v", "max")}).state(P0)
+    assert not state.take(rows_at(0, [1], v=[2**53 + 1])).refused
+    assert list(state.take(rows_at(1, [1, 1], v=[0.5, 2.0])).refused) == [0]
+    assert state.close_all().to_pylist()[0]["last"] == 2**53 + 1
+
+
+def test_a_batch_whose_times_are_text_fails_and_many_such_rows_end_with_the_reason() -> None:
+    def batch(first: int, rows: int) -> Rows:
+        offsets = np.arange(first, first + rows)
+        table = pa.table({"ts": ["yesterday"] * rows, "o": offsets})
+        return Rows(table, (Range("t", 0, first, first + rows - 1),), offsets)
+
+    state = window().state(P0)
+    state.take(rows_at(0, [1]))
+    taken = state.take(batch(1, 2))
+    assert set(taken.refused) == {0, 1}
+    assert "time='ts' is string, not a timestamp" in taken.refused[0]
+    with pytest.raises(StrategyError, match="time='ts' is string, not a timestamp"):
+        state.take(batch(3, 100))
+    assert state.close_all().to_pylist()[0]["of"] == [0]
 
 
 def test_the_late_rows_have_to_be_decided() -> None:

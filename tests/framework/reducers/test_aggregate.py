@@ -125,7 +125,7 @@ def test_what_cannot_be_computed_is_refused_at_once(
         Aggregate(by, columns)
 
 
-def test_the_records_of_a_group_whose_sum_is_beyond_its_type_fail_and_the_others_go_on() -> None:
+def test_a_record_that_makes_a_sum_be_beyond_its_type_fails_and_the_others_go_on() -> None:
     most = 2**63 - 1
     aggregate = Aggregate(["k"], {"total": ("x", "sum"), "mean": ("x", "mean")})
     for first, keys, values in ((0, ["a", "b"], [most, 1]), (2, ["b", "a"], [2, most])):
@@ -135,12 +135,28 @@ def test_the_records_of_a_group_whose_sum_is_beyond_its_type_fail_and_the_others
     with pytest.raises(RowsRefused) as refused:
         aggregate.flush()
     assert refused.value.out is not None
-    assert refused.value.out.to_pylist() == [{"k": "b", "total": 3, "mean": 1.5}]
+    assert refused.value.out.to_pylist() == [
+        {"k": "a", "total": most, "mean": float(most)},
+        {"k": "b", "total": 3, "mean": 1.5},
+    ]
     assert [
         list(each.rows.offsets) for each in refused.value.refusals if each.rows.offsets is not None
-    ] == [[0], [3]]
+    ] == [[3]]
     reasons = {each.reason for each in refused.value.refusals}
-    assert reasons == {f"column total: the sum of x is {2 * most}, beyond int64; cast x in the map"}
+    assert reasons == {
+        f"column x: {most} would make the sum {2 * most}, beyond int64, of k='a'; cast x in the map"
+    }
+
+
+def test_a_mean_whose_sum_would_be_infinite_refuses_the_record() -> None:
+    aggregate = Aggregate(["k"], {"mean": ("x", "mean")})
+    aggregate.add(
+        Rows(pa.table({"k": [1, 1], "x": [1e308, 1e308]}), (Range("t", 0, 0, 1),), np.arange(2))
+    )
+    with pytest.raises(RowsRefused, match="would make the sum inf, beyond double") as refused:
+        aggregate.flush()
+    assert refused.value.out is not None
+    assert refused.value.out.to_pylist() == [{"k": 1, "mean": 1e308}]
 
 
 def test_a_mean_of_large_numbers_needs_no_sum_that_fits() -> None:

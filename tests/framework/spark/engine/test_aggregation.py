@@ -107,7 +107,7 @@ def test_a_missing_column_is_the_error_of_the_worker() -> None:
         half.flush()
 
 
-def test_sums_and_means_of_large_numbers_are_those_of_the_whole_or_are_refused() -> None:
+def test_large_sums_are_those_of_the_whole_or_are_refused_or_several() -> None:
     most = 2**63 - 1
     large = pa.table({"k": ["a", "a"], "x": [most, most]})
     means = Aggregate(["k"], {"mean": ("x", "mean")})
@@ -115,5 +115,5 @@ def test_sums_and_means_of_large_numbers_are_those_of_the_whole_or_are_refused()
     sums = Aggregate(["k"], {"total": ("x", "sum")})
     with pytest.raises(RowsRefused):
         in_halves(sums, [large])
-    with pytest.raises(StrategyError, match="is 18446744073709551614, beyond int64"):
-        in_halves(sums, [large.slice(0, 1), large.slice(1)])
+    halves = in_halves(sums, [large.slice(0, 1), large.slice(1)]).to_pylist()
+    assert halves == [{"k": "a", "total": most}] * 2
