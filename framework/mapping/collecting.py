@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
+from ..columns.texts import excerpt
 from ..errors import StrategyError, as_exception
 from .gathering import GatheredRows
 from .results import Failure, is_plain, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from ..values.schemas import RowType
     from .results import MapResult
+
+
+_TRIED: Final = 8
+"""Records that may make no row before the first row of a part, of which a copy is kept."""
 
 
 class CollectedRows:
@@ -43,6 +49,7 @@ class CollectedRows:
         self.rows: list[Any] = []
         self.numbers: list[int] = []
         self.failures: list[Failure] = []
+        self._first: dict[Any, Any] | None = None
         self._describe = describe
         self._known = {dict if row_type is None else row_type.instances}
         """Classes whose objects are rows as they are."""
@@ -51,7 +58,7 @@ class CollectedRows:
     def gather(self) -> None:
         """Let the rows so far become columns, as far as they can: a part of a batch has ended."""
         self._gathered.add(self.rows, self.numbers)
-        self.rows, self.numbers = [], []
+        self.rows, self.numbers, self._first = [], [], None
 
     def columns(self, failures: list[Failure]) -> MapResult:
         """Return the rows of all parts as columns, without those of records that have a wrong value."""
@@ -68,8 +75,25 @@ class CollectedRows:
             numbers: of the records of the arguments.
 
         Raises:
-            StrategyError: from the function, or it returned a value that cannot become rows.
+            StrategyError: from the function, or it changed a row that it had returned.
         """
+        items, at = [iter(each) for each in arguments], iter(numbers)
+        calls = 0
+        for _ in range(_TRIED):
+            if self.rows:
+                break
+            if not (made := self._call_each(call, [islice(each, 1) for each in items], at)):
+                return calls
+            calls += made
+        if self.rows:
+            self._note_first()
+        calls += self._call_each(call, items, at)
+        self._require_unchanged()
+        return calls
+
+    def _call_each(
+        self, call: Callable[..., Any], arguments: Sequence[Iterator[Any]], numbers: Iterator[int]
+    ) -> int:
         rows, of_rows, known = self.rows, self.numbers, self._known
         calls = 0
         # Two loops: one for any number of parameters would make a tuple for each call.
@@ -121,7 +145,30 @@ class CollectedRows:
                 self.numbers.append(number)
             elif result is not None:
                 self._add(result, number)
+            if self._first is None and self.rows:
+                self._note_first()
+        self._require_unchanged()
         return calls
+
+    def _note_first(self) -> None:
+        """Keep a copy of the first row: a function that fills one dict anew for each record changes it."""
+        if self._first is None and type(row := self.rows[0]) is dict:
+            self._first = row.copy()
+
+    def _require_unchanged(self) -> None:
+        """Raise StrategyError if the function has changed the first row after it returned it."""
+        if (first := self._first) is None:
+            return
+        row = self.rows[0]
+        if row.keys() != first.keys() or any(row[name] is not first[name] for name in first):
+            changed = next(
+                (name for name in row if name not in first or row[name] is not first[name]), ""
+            )
+            raise StrategyError(
+                f"the map changed the row of a record after it had returned it (column {excerpt(changed)}): "
+                "it fills one dict for several records, which would all be stored as the last of them; make "
+                "a new dict for each record"
+            )
 
     def _fail(self, number: int, error: BaseException) -> None:
         if isinstance(error, StrategyError):

@@ -13,8 +13,9 @@ import structlog
 
 from ..columns.times import shown_time
 from ..delivery.announcement import LookBack
-from ..errors import KmrError
-from ..mapping.results import NO_OFFSETS, Failure, MapResult
+from ..errors import KmrError, StrategyError
+from ..mapping.results import NO_OFFSETS, Failure, MapResult, kept_records
+from ..reducers.aggregate import MANY
 from ..tagged_rows import rows_by_branch
 from .distinct_keys import RecentKeys, hashes_of
 from .event_time import NO_TIME, event_times
@@ -175,6 +176,7 @@ class PartitionMemory:
         self._partition = partition
         self._within = max(each.microseconds for each in distincts.values())
         self._sampled_at = -_SAMPLE_EVERY
+        self._checked: pa.Schema | None = None  # the columns of rows that had keys and times
         if begin is not None:
             for memory in self._memories.values():
                 memory.marks.note(begin, NO_TIME)
@@ -183,10 +185,12 @@ class PartitionMemory:
         """Note the rows of mapped records, in the order of their offsets, and take duplicates out.
 
         Raises:
-            StrategyError: a column is missing, or of a type that is not allowed.
+            StrategyError: of 100 rows or more a column is missing, or of a type that is not allowed. The
+                records of fewer rows fail.
         """
         for memory in self._memories.values():
             memory.marks.note(batch.first, memory.time)
+        mapped = self._with_keys(mapped)
         table = mapped.table
         if table is None:
             return Distinction(mapped)
@@ -207,6 +211,27 @@ class PartitionMemory:
         wanted = np.setdiff1d(mapped.offsets[for_letters], kept)
         letters = tuple(Failure(at, self._reason()) for at in wanted.tolist())
         return Distinction(_filter(mapped, ~repeated), letters, passed, duplicates, without_key)
+
+    def _with_keys(self, mapped: MapResult) -> MapResult:
+        """Return the rows that can have a key and a time; the records of the others fail."""
+        if mapped.table is None or mapped.table.schema == self._checked:
+            return mapped
+        misfits: dict[int, str] = {}
+        for name, rows, places in rows_by_branch(mapped.table):
+            if (known := self._memories.get(name)) is not None:
+                try:
+                    known.distinct.require(rows.schema)
+                except StrategyError as error:
+                    if len(rows) >= MANY:
+                        raise
+                    misfits |= dict.fromkeys(
+                        np.arange(mapped.table.num_rows)[places].tolist(), str(error)
+                    )
+        if not misfits:
+            self._checked = mapped.table.schema
+            return mapped
+        kept = kept_records(mapped.table, mapped.offsets, misfits, mapped.failures, mapped.places)
+        return replace(kept, rest=mapped.rest, retries=mapped.retries, seconds=mapped.seconds)
 
     def sample(self, mapped: MapResult, kept: MapResult, now: float) -> None:
         """Log one duplicate, at most once a minute."""

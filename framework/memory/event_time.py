@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..record import Batch
 
 NO_TIME: Final = -(2**62)
-"""The time of a row that has none, or has one that its record cannot have."""
+"""The time of a row that has none, or has one that its record cannot have, as one after the year 148107."""
 
 
 def require_time(owner: str, name: str, kind: pa.DataType) -> None:
@@ -51,11 +51,7 @@ def event_times(
         record_times: the timestamps of the rows' records; called only if a time is ahead of the earliest one.
         ahead: how much later than its record's timestamp a time may be, in microseconds; None: any.
     """
-    zone = getattr(column.type, "tz", None)
-    micros: Any = column.cast(pa.timestamp("us", tz=zone), safe=False).cast(pa.int64())
-    if micros.null_count:
-        micros = micros.fill_null(NO_TIME)
-    times: NDArray[np.int64] = micros.to_numpy()
+    times = _micros(column)
     if ahead is None:
         return times
     lowest = min(map(_lowest, batches), default=-1)
@@ -63,6 +59,22 @@ def event_times(
         return times
     recorded = record_times().cast(pa.int64()).to_numpy()
     return np.where((recorded > 0) & (times - ahead > recorded), NO_TIME, times)
+
+
+def _micros(column: pa.ChunkedArray[Any]) -> NDArray[np.int64]:
+    """Return times in microseconds: `NO_TIME` for a null, and where these are beyond 62 bits."""
+    numbers: Any = column.cast(pa.int64())
+    if numbers.null_count:
+        numbers = numbers.fill_null(NO_TIME)
+    times: NDArray[np.int64] = numbers.to_numpy()
+    unit = getattr(column.type, "unit", "us")
+    if unit == "ns":
+        return np.where(times == NO_TIME, NO_TIME, times // 1000)
+    factor = {"s": 1_000_000, "ms": 1000}.get(unit, 1)
+    most = -NO_TIME // factor
+    if len(times) and (times.max() > most or (factor > 1 and times.min() < -most)):
+        times = np.where((times > most) | (times < -most), NO_TIME // factor, times)
+    return times * factor if factor > 1 else times
 
 
 def _lowest(batch: Batch) -> int:

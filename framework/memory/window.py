@@ -182,9 +182,9 @@ class Window(Collecting):
     @property
     def invalid_reason(self) -> str:
         """Why a record without a valid time fails."""
-        reason = f"{self.time} is null, before 1970"
+        reason = f"{self.time} is null, before 1970, after the year 148107"
         if self.ahead is None:
-            return f"{reason.replace(',', ', or')}"
+            return reason.replace(", after", ", or after")
         return f"{reason}, or more than {self.ahead / MICROS:g} s later than the record's timestamp"
 
     @property

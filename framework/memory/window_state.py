@@ -168,6 +168,8 @@ class WindowState:
             window.require(table.column_names)
             times = self._times(rows, table.column(window.time))
             used, refused = self._fitted(table.select(window.sources))
+            if pa.types.is_timestamp(kind := table.column(window.time).type):
+                self._type = kind
         except StrategyError as error:
             if not 0 < len(offsets) < MANY:
                 raise
@@ -327,10 +329,7 @@ class WindowState:
         """Return the times; those that are not valid are below 0."""
         window = self._window
         require_time("Window", window.time, column.type)
-        times = event_times(column, rows.sources, rows.record_times, window.ahead)
-        if pa.types.is_timestamp(column.type):
-            self._type = column.type
-        return times
+        return event_times(column, rows.sources, rows.record_times, window.ahead)
 
     def _reached(self, times: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return for each row up to which time windows were closed before its record."""

@@ -162,3 +162,45 @@ def test_rows_go_without_a_garbage_collection() -> None:
         assert not gone
     finally:
         gc.enable()
+
+
+def test_a_map_that_fills_one_dict_anew_for_each_record_is_named() -> None:
+    row: dict[str, Any] = {}
+
+    def fill(n: int | None) -> dict[str, Any] | None:
+        if n is None:
+            return None
+        row["n"] = n
+        return row
+
+    rows = CollectedRows(None)
+    with pytest.raises(StrategyError, match=r"changed the row of a record .*column 'n'"):
+        rows.call_each(fill, ([None, 1, 2],), [0, 1, 2])
+
+    def add(n: int) -> dict[str, Any]:
+        row[f"n{n}"] = n
+        return row
+
+    rows = CollectedRows(None)
+    with pytest.raises(StrategyError, match="make a new dict for each record"):
+        rows.call_each(add, ([1, 2],), [0, 1])
+
+
+def test_one_constant_row_for_several_records_is_no_mistake() -> None:
+    unknown = {"kind": "unknown"}
+    rows = CollectedRows(None)
+    assert rows.call_each(lambda _: unknown, ([1, 2, 3],), [0, 1, 2]) == 3
+    assert rows.rows == [unknown] * 3
+    assert rows.numbers == [0, 1, 2]
+
+
+def test_the_calls_end_when_the_list_is_emptied_also_at_the_first_rows() -> None:
+    for at in (0, 1, 9):
+        records = list(range(12))
+
+        def stop(n: int, at: int = at, records: list[int] = records) -> dict[str, int] | None:
+            if n == at:
+                records.clear()
+            return {"n": n} if n % 2 else None
+
+        assert CollectedRows(None).call_each(stop, (records,), list(range(12))) == at + 1

@@ -9,9 +9,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from kmr.errors import StrategyError
 from kmr.mapping.results import MapResult
 from kmr.memory.distinct import Distinct
 from kmr.memory.distinct_memory import PartitionMemory
@@ -182,3 +184,27 @@ def test_the_model_of_storms_agrees_when_a_key_returns_exactly_within_the_time()
     passed = PartitionMemory({"": distinct}, T0, 0).note(batch, result).mapped.offsets.tolist()
     ((_, model_passed),) = without_duplicates({"": distinct}, [(batch, result)])
     assert passed == model_passed.offsets.tolist() == [0, 2, 3]
+
+
+def test_records_whose_key_or_time_has_a_wrong_type_fail_and_many_end_with_the_reason() -> None:
+    memory = PartitionMemory({"": Distinct("key", WITHIN, time="ts")}, T0, 0)
+
+    def note(first: int, key: list[Any], ts: list[Any]) -> tuple[list[int], list[str]]:
+        offsets = np.arange(first, first + len(key))
+        columns: dict[str, Any] = {name: [None] * len(key) for name in SCHEMA.names}
+        columns |= {"topic": ["t"] * len(key), "partition": [0] * len(key), "offset": offsets}
+        columns |= {"timestamp": [BEGIN] * len(key), "timestampType": [0] * len(key)}
+        batch = Batch.of(pa.RecordBatch.from_pydict(columns, schema=SCHEMA))
+        found = memory.note(batch, MapResult(pa.table({"key": key, "ts": ts}), offsets)).mapped
+        return found.offsets.tolist(), [failure.reason for failure in found.failures]
+
+    assert note(0, [1, 2], [BEGIN, BEGIN]) == ([0, 1], [])
+    passed, reasons = note(2, [1.5], [BEGIN])
+    assert passed == []
+    assert reasons[0].startswith("Distinct: column 'key' is double, whose values are no key")
+    passed, reasons = note(3, [3, 4], ["yesterday", None])
+    assert passed == []
+    assert ["time='ts' is string" in reason for reason in reasons] == [True, True]
+    assert note(5, [1, 5], [BEGIN, BEGIN]) == ([6], [])
+    with pytest.raises(StrategyError, match="whose values are no key"):
+        note(7, [1.5] * 100, [BEGIN] * 100)

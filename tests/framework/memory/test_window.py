@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -266,6 +266,22 @@ def test_what_was_summed_exactly_is_not_rounded_for_a_later_float() -> None:
     assert state.close_all().to_pylist()[0]["last"] == 2**53 + 1
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_in_any_unit_are_in_their_window_and_no_time_wraps(unit: str) -> None:
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    times = [5 * per_second, None, 2**63 - 1, -(2**63), 12 * per_second]
+    table = pa.table(
+        {"ts": pa.array(times, pa.timestamp(cast("Any", unit), "UTC")), "o": list(range(5))}
+    )
+    state = window(ahead=None, late="drop").state(P0)
+    taken = state.take(Rows(table, (Range("t", 0, 0, 4),), np.arange(5)))
+    beyond = [] if unit == "ns" else [2]
+    assert sorted(taken.refused) == [1, *beyond, 3]
+    assert "before 1970, or after the year 148107" in taken.refused[1]
+    closed = state.close_all().to_pylist()
+    assert [row["of"] for row in closed] == ([[0], [2]] if unit == "ns" else [[0], [4]])
+
+
 def test_a_batch_whose_times_are_text_fails_and_many_such_rows_end_with_the_reason() -> None:
     def batch(first: int, rows: int) -> Rows:
         offsets = np.arange(first, first + rows)
@@ -492,9 +508,10 @@ async def test_late_records_are_letters_and_mixed_ones_are_counted(clock: Virtua
         for _ in range(4):
             await clock.advance(0.2)
         assert windows_of(journal) == [(0, [0]), (20, [1, 3])]
+        beyond = "before 1970, after the year 148107"
         assert {row["offset"]: row["reason"] for row in letters.rows()} == {
             2: "late: the windows of its ts have closed",
-            4: "ts is null, before 1970, or more than 86400 s later than the record's timestamp",
+            4: f"ts is null, {beyond}, or more than 86400 s later than the record's timestamp",
         }
         late = {"stage": "reduce-1", "outcome": "dropped"}
         assert worker.metrics.registry.get_sample_value("kmr_late_rows_total", late) == 1

@@ -122,7 +122,7 @@ def test_what_a_function_cannot_do_is_said(column: str, function: Any, message: 
     made = window(n=(column, function))
     state = made.state()
     with pytest.raises(StrategyError, match=message):  # noqa: PT012  either says it
-        state.take(rows_of(0, [(1, "a", 1.0)]))
+        state.take(rows_of(0, [(1, "a", 1.0)] * 100))
         state.close_all()
 
 
