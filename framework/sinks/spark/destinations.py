@@ -27,9 +27,10 @@ from ..parquet.files import open_directory, unnamed_partitions
 from .types import stored_type, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from ...columns.casting import Cast
     from ...columns.fitted import Fitted
@@ -51,6 +52,10 @@ _SPACES = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "fals
 _OPTIONS = {"csv": _MICROSECONDS | _SPACES, "json": _MICROSECONDS, "xml": _MICROSECONDS}
 """Spark's defaults for texts lose digits of times and spaces."""
 
+# Spark writes old times into ORC by the Julian calendar, which is behind by 2,180 and 44,084 days there.
+_FIRST_MICROSECOND = -9_223_183_684_854_000_000
+_FIRST_DAY = -(2**31) + 44_084
+
 _DEFAULT = "CURRENT_DEFAULT"
 _DETAILS = "# Detailed Table Information"
 _PARTITIONS = "# Partition Information"
@@ -70,12 +75,29 @@ class TableFiles:
     _new: set[PartitionValues] = field(default_factory=set)
 
     def write(self, part: RangeRows, rows: pa.Table) -> Fitted:
-        """Write the rows that fit."""
+        """Write the rows that fit.
+
+        Raises:
+            StrategyError: the table was made anew, in another place.
+        """
+        self._look_for_changes()
         rows = self.table.with_defaults(self.session.get(), rows)
         fitted = self.fit(rows)
         if (kept := fitted.kept()).num_rows:
             self._new.update(self.directory.write(part.file_name, kept))
         return fitted
+
+    def _look_for_changes(self) -> None:
+        """Read the table again if its columns are others: Spark reads no file of other types."""
+        known = self.table
+        if self.session.get().table(known.identifier).schema == known.fields:
+            return
+        self.table = table = read_table(self.session.get(), known.identifier)
+        if (table.location, table.partition_by) != (known.location, known.partition_by):
+            raise StrategyError(
+                f"{self.columns.destination} was made anew, in another place: start the worker again"
+            )
+        self.columns.schema, self.columns.target = table.schema, table.target
 
     def fit(self, rows: pa.Table) -> Fitted:
         """Cast rows to the columns of the table."""
@@ -178,10 +200,7 @@ class SparkDestination:
 
         if self.table is None:
             return frame
-        fields = {
-            each.name.lower(): each
-            for each in self.session.get().table(self.table.identifier).schema
-        }
+        fields = {each.name.lower(): each for each in self.table.fields or ()}
         columns = []
         for name in frame.columns:
             column = functions.col(quote(name))
@@ -216,12 +235,13 @@ def choose_table(
         StrategyError: there is no such table.
     """
     table = read_table(session.get(), name)
+    target = _target_of_orc(table.target) if table.provider == "orc" else table.target
     columns = DestinationColumns(
         f"table {name}",
         table.schema,
         lambda: read_table(session.get(), name).schema,
         stored_type,
-        table.target,
+        target,
     )
     doubt: str | None
     if table.provider == "delta":
@@ -260,8 +280,34 @@ def choose_path(
         options = {**_OPTIONS.get(format, {}), **options}
     stored = _scalar_type if format == "csv" else stored_type
     taken = (RANGE_COLUMN,) if is_files else ()
-    columns = DestinationColumns(path, schema, None, stored, target_of, taken)
+    target = _target_of_orc(target_of) if format == "orc" else target_of
+    columns = DestinationColumns(path, schema, None, stored, target, taken)
     return SparkDestination(session, format, columns, None, path, partition_by, options, doubt)
+
+
+def _target_of_orc(
+    target_of: Callable[[pa.Field[Any]], TargetColumn],
+) -> Callable[[pa.Field[Any]], TargetColumn]:
+    """Return what says which values a column of ORC takes: no times for which Spark's writer overflows."""
+
+    def target(column: pa.Field[Any]) -> TargetColumn:
+        made = target_of(column)
+        number: Any
+        if pa.types.is_timestamp(column.type):
+            number, first = pa.int64(), _FIRST_MICROSECOND
+        elif pa.types.is_date32(column.type):
+            number, first = pa.int32(), _FIRST_DAY
+        else:
+            return made
+
+        def cast(array: Any) -> Cast:
+            found = made.cast(array)
+            early = rows_where(pc.less(found.array.cast(number), pa.scalar(first, number)))
+            return found._replace(bad=either(found.bad, early))
+
+        return made._replace(cast=cast)
+
+    return target
 
 
 def _scalar_type(kind: Any) -> Any:
@@ -283,6 +329,7 @@ class CatalogTable:
         schema: its columns, in Arrow's types.
         texts: the columns whose texts have a limit, and their types: `varchar(3)`.
         defaults: the columns with a DEFAULT, and SQL of its value.
+        fields: its columns, in Spark's types.
     """
 
     identifier: str
@@ -292,6 +339,7 @@ class CatalogTable:
     schema: pa.Schema
     texts: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
+    fields: StructType | None = None
 
     def with_defaults(self, session: SparkSession, rows: pa.Table) -> pa.Table:
         """Return rows with the columns that they lack and the table has a DEFAULT for."""
@@ -378,6 +426,7 @@ def read_table(session: SparkSession, name: str) -> CatalogTable:
             for each in stored
             if _DEFAULT in each.metadata
         },
+        fields=stored,
     )
 
 

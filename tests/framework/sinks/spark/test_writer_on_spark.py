@@ -173,9 +173,47 @@ async def test_a_failed_record_with_a_time_that_spark_cannot_convert_is_stored_w
     found = spark.read.orc(str(tmp_path)).select("offset", "value", "reason").orderBy("offset")
     assert [(row[0], bool(row[1]), "not stored" in row[2]) for row in found.collect()] == [
         (0, True, False),
-        (1, False, True),
+        (1, True, True),
         (2, True, False),
     ]
+
+
+async def test_of_the_first_times_those_that_orc_cannot_have_are_refused_by_name(
+    context: Context, spark: SparkSession, tmp_path: Path
+) -> None:
+    first, first_day = -9_223_183_684_854_000_000, -(2**31) + 44_084
+    at = pa.array([-(2**63), first - 1, first], pa.timestamp("us", "UTC"))
+    days = pa.array([0, 0, first_day], pa.int32()).cast(pa.date32())
+    (refused,) = await write(context, [rows_of(0, 2, at=at, day=days)], path=tmp_path, format="orc")
+    assert [text.partition(" cannot hold")[0] for text in refused.reason] == [
+        "column at (timestamp[us, tz=UTC])"
+    ] * 2
+    found = spark.read.orc(str(tmp_path)).selectExpr("unix_micros(at)", "unix_date(day)")
+    assert rows_in(found) == [(first, first_day)]
+
+
+async def test_a_table_that_is_made_anew_with_other_types_gets_files_of_these(
+    context: Context, spark: SparkSession, table: str
+) -> None:
+    spark.sql(f"CREATE TABLE {table} (offset BIGINT, note STRING) USING parquet")
+    writer = SparkWriter(table=table)
+    await writer.open(context)
+    try:
+        for first in (0, 2):
+            offsets = np.arange(first, first + 2)
+            values = pa.table({"offset": offsets, "note": ["7", "x"]})
+            writer.add(Rows(values, (Range("t", 0, first, first + 1),), offsets))
+            result = outcome_now(writer)
+            assert isinstance(result, Flushed)
+            refusals = result.refusals
+            writer.reset()
+            if not first:
+                spark.sql(f"DROP TABLE {table}")
+                spark.sql(f"CREATE TABLE {table} (offset BIGINT, note INT) USING parquet")
+    finally:
+        await writer.close()
+    assert [each.reason for each in refusals] == ["column note (int32) cannot hold 'x'"]
+    assert rows_in(spark.table(table)) == [(2, 7)]
 
 
 async def test_times_and_spaces_are_whole_in_files_of_text(
