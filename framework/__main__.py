@@ -2,7 +2,8 @@
 
 import sys
 
-from kmr.cli import main  # the processes of `executor = "process"` run this as a file
-
 if __name__ == "__main__":
+    # Not above: the processes of `executor = "process"` run this as a file, which has no neighbours.
+    from .cli import main
+
     sys.exit(main())

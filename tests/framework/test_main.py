@@ -28,4 +28,4 @@ def test_the_package_runs_as_the_command() -> None:
 
 def test_the_processes_of_maps_can_run_it_as_a_file() -> None:
     path = Path(kmr.__file__).with_name("__main__.py")
-    assert "main" in runpy.run_path(str(path), run_name="__mp_main__")
+    assert runpy.run_path(str(path), run_name="__mp_main__")["__name__"] == "__mp_main__"
