@@ -224,10 +224,9 @@ class Lanes:
                 f"delivery='exactly-once': {name} cannot provide it as it is configured"
             )
         last = capabilities_of(self._opened[-1])
-        if last.flushes_per_second is not None:
-            joins = self.replays and self._strategy.window is None
-            joined_rows = last.joins_rows if joins else 0
-            self._turns = Turns(last.flushes_per_second, self._late, joins=joined_rows)
+        joins = self.replays and self._strategy.window is None
+        joined_rows = last.joins_rows if joins else 0
+        self._turns = Turns(last.flushes_per_second, self._late, joins=joined_rows)
 
     @property
     def delivery(self) -> Delivery:

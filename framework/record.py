@@ -166,6 +166,9 @@ class Batch:
     The range `[first, last]` is inclusive and covers every offset that was read: offsets without a row
     (compaction, transaction markers, aborted records) need no delivery. The first access to `records`
     decodes the columns, in the calling thread.
+
+    Attributes:
+        gathered: seconds for which its fetch was held back, so that records gather at the brokers.
     """
 
     __slots__ = (
@@ -173,6 +176,7 @@ class Batch:
         "_records",
         "_times",
         "first",
+        "gathered",
         "last",
         "max_timestamp_ms",
         "nbytes",
@@ -204,6 +208,7 @@ class Batch:
         self.nbytes = nbytes
         self.max_timestamp_ms = max_timestamp_ms
         self.part = part
+        self.gathered = 0.0
         self._load: Callable[[], pa.RecordBatch] | None = load
         self._records: pa.RecordBatch | None = None
         self._times: pa.RecordBatch | None = None

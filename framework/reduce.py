@@ -123,10 +123,7 @@ class ReduceStage:
             return False
         is_first = collecting.since is None
         collecting.add_unlimited(rows)
-        if is_first:
-            self.trigger.look()
-        else:
-            self.trigger.collected(collecting)
+        self.trigger.collected(collecting, first=is_first)
         return True
 
     async def _collect(self) -> None:
@@ -169,7 +166,10 @@ class ReduceStage:
         """Freeze the buffer for flushing, and continue with the other one."""
         reason = await self.trigger.hold_back(self._collecting, reason)
         await self._full.send((self._collecting, reason))
-        self._collecting = await self._free.receive()
+        try:
+            self._collecting = self._free.receive_nowait()
+        except anyio.WouldBlock:
+            self._collecting = await self._free.receive()
 
     async def _flush_frozen(self) -> None:
         with no_escape():

@@ -208,6 +208,7 @@ class Intake:
         if part is None:
             return
         batch = part
+        batch.gathered = self._linger.seconds
         self.ledgers.take_in(batch)
         offsets = batch.last - batch.first + 1
         self.consumed += offsets

@@ -72,7 +72,8 @@ class Buffer:
     when a partition is lost, the reducer is reset and the rows of the other partitions are added again.
 
     Attributes:
-        since: when the oldest row was added, on the event loop's clock; None without rows.
+        since: when the oldest row was added, less the time for which its record was left at the broker (event
+            loop's clock); None without rows.
         set_aside: rows that were taken from the reducer because their types do not fit the others'.
         turn: the turn that the flush has together with those of other lanes; None: it has its own.
     """
@@ -112,7 +113,8 @@ class Buffer:
     def add_unlimited(self, rows: Rows) -> None:
         """Add rows to which the limits do not apply: of a replayed range, or `has_room` was asked."""
         if self.since is None:
-            self.since = anyio.current_time()
+            gathered = max((batch.gathered for batch in rows.sources), default=0.0)
+            self.since = anyio.current_time() - gathered
         self._append(rows)
 
     def _room(self, rows: Rows) -> int:
@@ -304,21 +306,20 @@ class FlushTrigger:
         return self._inbox.statistics().tasks_waiting_receive > 0
 
     def look(self) -> None:
-        """Look at the buffer again: its first rows were added, or it is its turn."""
+        """Look at the buffer again: it is its turn."""
         self._waiting.cancel()
 
-    def collected(self, buffer: Buffer) -> None:
-        """Note that rows were added to a buffer."""
-        if self._turns is not None and buffer.reducer.when_full == "flush":
+    def collected(self, buffer: Buffer, *, first: bool = False) -> None:
+        """Note that rows were added to a buffer; `first`: it was empty."""
+        if self._turns is not None:
             self._turns.collect(self, buffer)
+        elif first:
+            self._waiting.cancel()  # it has a deadline now
 
     def leave(self, buffer: Buffer) -> None:
         """Wait for no turn: the rows are flushed, or dropped."""
         if self._turns is not None:
             self._turns.leave(self, buffer)
-
-    def _is_old(self, buffer: Buffer) -> bool:
-        return buffer.since is not None and anyio.current_time() >= buffer.deadline
 
     def late(self, buffer: Buffer, now: float) -> float:
         """Return the seconds for which a buffer has waited for its turn; `now` is the event loop's time."""
@@ -333,28 +334,27 @@ class FlushTrigger:
             The next item of the inbox, or the reason; "shutdown" when the inbox has ended.
         """
         while True:
-            is_old = self._is_old(buffer)
+            has_turns = self._turns is not None
             if buffer.held and not self.replaying:
                 self.collected(buffer)
-            if reason := self._reason(buffer, is_old=is_old):
+            if reason := self._reason(buffer):
                 return reason
-            waits_turn = self._turns is not None and is_old
-            deadline = math.inf if self.replaying or waits_turn else buffer.deadline
+            deadline = math.inf if self.replaying or has_turns else buffer.deadline
             with anyio.CancelScope(deadline=deadline) as self._waiting:
                 try:
                     return await self._inbox.receive()
                 except anyio.EndOfStream:
                     return "shutdown"
 
-    def _reason(self, buffer: Buffer, *, is_old: bool) -> FlushReason | None:
+    def _reason(self, buffer: Buffer) -> FlushReason | None:
         """Return the reason to flush now, None to wait for more rows."""
         if self.replaying or not buffer.held:
             return None
-        turns = self._turns
-        if is_old and (turns is None or turns.take(self, buffer)):
+        if self._turns is not None:
+            if given := self._turns.take_given(self):
+                return given
+        elif anyio.current_time() >= buffer.deadline:
             return "age"
-        if turns is not None and turns.take_given(self):
-            return "count"
         if self._inbox.statistics().current_buffer_used:
             return None
         if wanted := self._wanted:

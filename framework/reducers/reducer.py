@@ -163,7 +163,7 @@ class Reducer(metaclass=Checked):
             of one record stay together.
         max_bytes: flush when the collected columns have this size.
         max_age: flush when the oldest collected row has waited this long, in seconds, or as text with a unit:
-            `"5m"`.
+            `"5m"`. The time for which its record was left at the broker, to gather with others, counts.
         when_full: at a limit of rows or bytes, `flush`, or hold back input until `max_age` is reached
             (`backpressure`), or until a rebalance, the drain or another stage waits for the rows.
         on_shutdown: `flush` the collected rows, or `drop` them unsettled: they are delivered again later.

@@ -10,7 +10,8 @@ together, as in a backlog, do not wait for their age.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+import math
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 import anyio
 import structlog
@@ -32,6 +33,11 @@ _JOINABLE: Final = 0.02  # seconds in which lanes come that end or make room at 
 _LARGE: Final = 4  # times `max_rows`: so many rows of all lanes do not wait for their age
 _MOST_ROWS: Final = 500_000  # of a joined turn; a sink writes more than a million in several blocks
 _MOST_BYTES: Final = 64 * 1024 * 1024
+_SOON: Final = (
+    0.025  # of `max_age`: rows that reach it so soon have their turn with those that have
+)
+_ROUNDING: Final = 1e-3
+_UNLIMITED: Final = 1e6  # turns in a second
 
 _log = structlog.get_logger(__name__)
 
@@ -175,80 +181,81 @@ def _joined(turn: JoinedTurn | None, buffer: Buffer) -> JoinedTurn:
 class Turns:
     """Gives turns to lanes whose rows are old enough, the oldest and largest first.
 
-    Several are given at once, so that the announcements of these lanes are one commit. A worker of few
-    partitions never waits: as many turns as a second has are there at first, and after each pause.
+    It knows the ages of the rows of all lanes, and wakes a lane when it has its turn. Several are given at
+    once, so that the announcements of these lanes are one commit. A worker of few partitions never waits: as
+    many turns as a second has are there at first, and after each pause.
 
     Args:
-        per_second: turns, on average.
+        per_second: turns, on average; None: no limit.
         on_late: called with the seconds beyond `max_age` that the oldest rows have waited for their turn.
         joins: lanes with up to so many rows have one turn together; 0: each has its own.
     """
 
     def __init__(
         self,
-        per_second: float,
+        per_second: float | None,
         on_late: Callable[[float], None] = lambda _: None,
         *,
         joins: int = 0,
     ) -> None:
         self._joins = joins
-        self._per_second = per_second
+        self._per_second = _UNLIMITED if per_second is None else per_second
         self._on_late = on_late
-        self._at_once = max(1.0, per_second)
+        self._at_once = max(1.0, self._per_second)
         self._left = self._at_once
         self._refilled: float | None = None
         self._collecting: dict[WaitingLane, tuple[Buffer, float]] = {}
         self._collected = 0.0  # by all of them; 1.0 is as much as a large write
+        self._aging: dict[WaitingLane, Buffer] = {}
         self._waiting: dict[WaitingLane, Buffer] = {}
-        self._given: set[WaitingLane] = set()
+        self._given: dict[WaitingLane, Literal["age", "count"]] = {}
+        self._age_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_late = False
         self._ending: JoinedTurn | None = None
 
     def collect(self, lane: WaitingLane, buffer: Buffer) -> None:
-        """Note what a lane has now. When all have as much as a large write, they have a turn at once."""
-        self._forget(lane)
-        if buffer.rows > self._joins or lane in self._given:
+        """Note what a lane has now: `look` is called when it has a turn.
+
+        That is after `max_age`, or at once when all lanes have as much as a large write.
+        """
+        if lane in self._given:
+            self._forget(lane)
             return
+        if lane not in self._aging and lane not in self._waiting:
+            self._aging[lane] = buffer
+            self._wake_at(buffer.deadline)
         limits = buffer.reducer
+        if limits.when_full != "flush" or buffer.rows > self._joins:
+            self._forget(lane)
+            return
         part = max(
             buffer.rows / min(_LARGE * (limits.max_rows or DEFAULT_MAX_ROWS), _MOST_ROWS),
             buffer.bytes / min(limits.max_bytes or _MOST_BYTES, _MOST_BYTES),
         )
+        self._forget(lane)
         self._collecting[lane] = buffer, part
         self._collected += part
         if self._collected >= 1.0:
-            self._give_together({each: held for each, (held, _) in self._collecting.items()})
+            self._give_together(
+                {each: held for each, (held, _) in self._collecting.items()}, "count"
+            )
 
     def _forget(self, lane: WaitingLane) -> None:
         if (noted := self._collecting.pop(lane, None)) is not None:
             self._collected = self._collected - noted[1] if self._collecting else 0.0
 
-    def take_given(self, lane: WaitingLane) -> bool:
-        """Take the turn that a lane was given, if it was."""
-        is_given = lane in self._given
-        self._given.discard(lane)
-        return is_given
-
-    def take(self, lane: WaitingLane, buffer: Buffer) -> bool:
-        """Take a turn for a buffer, or wait for one: `look` is called then, and it is called again."""
-        if self.take_given(lane):
-            return True
-        self._refill()
-        if not self._waiting and self._left >= 1:
-            self._left -= 1
-            return True
-        self._waiting[lane] = buffer
-        self._set_timer()
-        return False
+    def take_given(self, lane: WaitingLane) -> Literal["age", "count"] | None:
+        """Take the turn that a lane was given; return the reason to flush, None if it was given none."""
+        return self._given.pop(lane, None)
 
     def leave(self, lane: WaitingLane, buffer: Buffer) -> None:
         """Wait no longer: the rows are flushed for another reason, or dropped."""
+        self._aging.pop(lane, None)
         self._waiting.pop(lane, None)
         self._forget(lane)
-        if lane not in self._given:
+        if self._given.pop(lane, None) is None:
             return
-        self._given.discard(lane)
         if buffer.turn is not None:
             buffer.leave_turn()
         else:
@@ -265,6 +272,26 @@ class Turns:
             return None
         self._ending = _joined(self._ending, buffer)
         return self._ending
+
+    def _wake_at(self, deadline: float) -> None:
+        """Wake up when the oldest rows reach their age."""
+        timer = self._age_timer
+        if deadline < (math.inf if timer is None else timer.when()):
+            if timer is not None:
+                timer.cancel()
+            self._age_timer = asyncio.get_running_loop().call_at(deadline, self._age)
+
+    def _age(self) -> None:
+        """Let the lanes whose rows have their age, or soon will, wait for a turn."""
+        self._age_timer = None
+        now = _now() + _ROUNDING
+        for lane, buffer in list(self._aging.items()):
+            if buffer.deadline - _SOON * (buffer.reducer.max_age or 0.0) <= now:
+                self._waiting[lane] = self._aging.pop(lane)
+        self._wake_at(min((each.deadline for each in self._aging.values()), default=math.inf))
+        self._refill()
+        if self._waiting and self._timer is None:
+            (self._give if self._lacking <= _ROUNDING else self._set_timer)()
 
     @property
     def late(self) -> float:
@@ -283,10 +310,14 @@ class Turns:
 
     def _set_timer(self) -> None:
         if self._timer is None:
-            wanted = 1.0 if self._joins else min(self._at_once, float(len(self._waiting)))
-            lacking = wanted - self._left
-            seconds = max(0.0, lacking / self._per_second)
+            seconds = max(0.0, self._lacking / self._per_second)
             self._timer = asyncio.get_running_loop().call_later(seconds, self._give)
+
+    @property
+    def _lacking(self) -> float:
+        """How many turns are still needed before some are given."""
+        wanted = 1.0 if self._joins else min(self._at_once, float(len(self._waiting)))
+        return wanted - self._left
 
     def _give(self) -> None:
         """Give as many turns as there are."""
@@ -305,23 +336,26 @@ class Turns:
         self._is_late = late > _LATE
         # A little less than one: the timer may be early by a rounding.
         lanes = sorted(self._waiting, key=self._urgency, reverse=True)
-        while lanes and self._left + 1e-3 >= 1:
+        while lanes and self._left + _ROUNDING >= 1:
             self._left -= 1
             together = self._together(lanes)
-            self._give_together({lane: self._waiting[lane] for lane in together})
+            self._give_together({lane: self._waiting[lane] for lane in together}, "age")
             lanes = [lane for lane in lanes if lane in self._waiting]
         if self._waiting:
             self._set_timer()
         else:
             self._on_late(0.0)
 
-    def _give_together(self, lanes: Mapping[WaitingLane, Buffer]) -> None:
+    def _give_together(
+        self, lanes: Mapping[WaitingLane, Buffer], reason: Literal["age", "count"]
+    ) -> None:
         turn = JoinedTurn(lanes.values()) if len(lanes) > 1 else None
         for lane, buffer in lanes.items():
             buffer.turn = turn
+            self._aging.pop(lane, None)
             self._waiting.pop(lane, None)
             self._forget(lane)
-            self._given.add(lane)
+            self._given[lane] = reason
             lane.look()
 
     def _together(self, lanes: Sequence[WaitingLane]) -> Sequence[WaitingLane]:

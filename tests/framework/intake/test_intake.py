@@ -226,6 +226,8 @@ async def test_the_consumer_gathers_unless_a_partition_has_more(clock: VirtualCl
             for number in range(1, 40):
                 stack.enter_context(intake.inboxes.open(TopicPartition("t", number)))
             intake._linger = Linger(iter((0.0, 1.0)).__next__, anyio.current_time)
+            intake._linger.seconds = 0.3
             await run_until_idle(intake, clock)
             intake.inboxes.close_all()
         assert consumer.gathers == ([LONGEST] if waits else [])
+        assert LITTLE.gathered == 0.3, "the wait before the fetch that brought it"

@@ -56,6 +56,18 @@ async def test_rows_are_flushed_when_the_oldest_has_reached_its_age(clock: Virtu
         assert journal.attempts == 1, "nothing collected, nothing flushed"
 
 
+async def test_the_age_of_a_row_counts_from_the_time_when_its_record_could_be_fetched(
+    clock: VirtualClock,
+) -> None:
+    await clock.advance(10.0)
+    batch = batch_of("t", 0, 0, [b"x"])
+    batch.gathered = 0.4
+    buffer = Buffer(MemoryWriter(Journal(), max_age=4.0))
+    rows = Rows(pa.table({"n": [1]}), (Range("t", 0, 0, 0),), sources=(batch,))
+    buffer.add_unlimited(rows)
+    assert buffer.deadline == pytest.approx(13.6)
+
+
 async def test_a_flush_by_bytes_happens_before_the_limit_is_passed(clock: VirtualClock) -> None:
     journal = Journal()
     bench = Bench(MemoryWriter(journal, max_bytes=16 * 10, max_rows=None, max_age=None))

@@ -32,7 +32,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 class Lane:
-    """A lane with some rows. When it is woken it asks for its turn, and notes the time."""
+    """A lane that begins to collect with some rows. When it is woken it notes the time."""
 
     def __init__(self, turns: Turns, rows: int, *, max_age: float = 4.0) -> None:
         self.turns = turns
@@ -40,30 +40,44 @@ class Lane:
         self.buffer.add_unlimited(Rows(pa.table({"n": range(rows)}), (Range("t", 0, 0, rows - 1),)))
         self.at: float | None = None
 
+    def collect(self) -> None:
+        self.turns.collect(self, self.buffer)
+
     def look(self) -> None:
-        if self.at is None and self.turns.take(self, self.buffer):
+        if self.at is None and self.turns.take_given(self):
             self.at = asyncio.get_running_loop().time()
+
+
+async def pass_time(clock: VirtualClock, seconds: float) -> None:
+    """Advance the time in small steps, so that each timer is called about when it is due."""
+    for _ in range(round(seconds * 100)):
+        await clock.advance(0.01)
+
+
+def collecting(turns: Turns, *rows: int, max_age: float = 4.0) -> list[Lane]:
+    lanes = [Lane(turns, number, max_age=max_age) for number in rows]
+    for lane in lanes:
+        lane.collect()
+    return lanes
 
 
 async def test_few_lanes_never_wait(clock: VirtualClock) -> None:
     turns = Turns(4)
     for _ in range(20):
-        lanes = [Lane(turns, 1) for _ in range(4)]
-        for lane in lanes:
-            lane.look()
-        assert all(lane.at == anyio.current_time() for lane in lanes)
-        await clock.advance(1.0)
+        begin = anyio.current_time()
+        lanes = collecting(turns, 1, 1, 1, 1)
+        await clock.advance(3.9)
+        assert [lane.at for lane in lanes] == [None] * 4
+        await pass_time(clock, 0.2)
+        assert [lane.at for lane in lanes] == pytest.approx([begin + 4.0] * 4, abs=0.02)
 
 
 async def test_many_lanes_share_the_turns_some_at_a_time(clock: VirtualClock) -> None:
     told: list[float] = []
     turns = Turns(4, told.append)
-    lanes = [Lane(turns, 1) for _ in range(40)]
     begin = anyio.current_time()
-    await clock.advance(4.0)
-    for lane in lanes:
-        lane.look()
-    for _ in range(12):
+    lanes = collecting(turns, *[1] * 40)
+    for _ in range(16):
         await clock.advance(1.0)
     times = sorted(lane.at - begin - 4.0 for lane in lanes if lane.at is not None)
     assert times == pytest.approx([float(number // 4) for number in range(40)], abs=0.01)
@@ -71,17 +85,41 @@ async def test_many_lanes_share_the_turns_some_at_a_time(clock: VirtualClock) ->
     assert told[-1] == turns.late == 0.0
 
 
+async def test_without_a_limit_all_lanes_have_their_turn_at_once(clock: VirtualClock) -> None:
+    lanes = collecting(Turns(None), *[1] * 40)
+    begin = anyio.current_time()
+    await clock.advance(3.9)
+    await pass_time(clock, 0.2)
+    assert [lane.at for lane in lanes] == pytest.approx([begin + 4.0] * 40, abs=0.02)
+
+
+async def test_lanes_whose_rows_are_soon_old_enough_have_their_turn_together(
+    clock: VirtualClock,
+) -> None:
+    turns = Turns(4, joins=10)
+    begin = anyio.current_time()
+    first = collecting(turns, 1, 1)
+    await clock.advance(0.09)
+    first += collecting(turns, 1, 1)
+    await clock.advance(0.05)
+    second = collecting(turns, 1, 1)
+    await clock.advance(3.8)
+    await pass_time(clock, 0.3)
+    assert [lane.at for lane in first] == pytest.approx([begin + 4.0] * 4, abs=0.02)
+    assert [lane.at for lane in second] == pytest.approx([begin + 4.14] * 2, abs=0.02)
+    assert len({lane.buffer.turn for lane in first}) == 1
+    assert first[0].buffer.turn is not second[0].buffer.turn
+
+
 async def test_the_oldest_and_largest_come_first(clock: VirtualClock) -> None:
-    turns = Turns(1)
-    old, large = Lane(turns, 1), Lane(turns, 90)
+    turns = Turns(0.25)
+    first, old = collecting(turns, 1, 1)
     await clock.advance(2.0)
-    first, small = Lane(turns, 1), Lane(turns, 1)
-    for lane in (first, small, old, large):
-        lane.look()
-    for _ in range(4):
+    small, large = collecting(turns, 1, 90)
+    for _ in range(16):
         await clock.advance(1.0)
-    order = sorted((lane for lane in (small, old, large)), key=lambda lane: lane.at or 0.0)
-    assert order == [large, old, small]
+    order = sorted((first, old, small, large), key=lambda lane: lane.at or 0.0)
+    assert order == [first, large, old, small]
 
 
 async def test_a_lane_that_leaves_gives_its_turn_to_others(clock: VirtualClock) -> None:
@@ -90,16 +128,25 @@ async def test_a_lane_that_leaves_gives_its_turn_to_others(clock: VirtualClock) 
             """Be told, and do nothing."""
 
     turns = Turns(1)
-    first, deaf, last = Lane(turns, 1), Deaf(turns, 50), Lane(turns, 1)
-    first.look()
-    assert not turns.take(deaf, deaf.buffer)
-    last.look()
+    first, deaf, last = Lane(turns, 60), Deaf(turns, 50), Lane(turns, 1)
+    for lane in (first, deaf, last):
+        lane.collect()
+    await clock.advance(4.1)
+    assert first.at is not None
     await clock.advance(1.0)
     assert last.at is None
     turns.leave(deaf, deaf.buffer)
     turns.leave(deaf, deaf.buffer)
     await clock.advance(0.5)
     assert last.at is not None
+
+
+async def test_a_lane_that_leaves_before_its_age_has_no_turn(clock: VirtualClock) -> None:
+    turns = Turns(4)
+    gone, stays = collecting(turns, 1, 1)
+    turns.leave(gone, gone.buffer)
+    await clock.advance(4.1)
+    assert (gone.at is None, stays.at is None) == (True, False)
 
 
 class Counting(RangeWriter):
@@ -453,10 +500,7 @@ def test_turns_are_given_in_a_loop_that_anyio_has_not_started() -> None:
     """As that of a notebook is."""
 
     async def run() -> list[float | None]:
-        turns = Turns(20)
-        lanes = [Lane(turns, 1) for _ in range(30)]
-        for lane in lanes:
-            lane.look()
+        lanes = collecting(Turns(20), *[1] * 30, max_age=0.1)
         await asyncio.sleep(1.0)
         return [lane.at for lane in lanes]
 
