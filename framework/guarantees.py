@@ -81,7 +81,8 @@ class Guarantee(ABC):
         Yields whether the buffer still has rows, after those of lost partitions are dropped.
         """
         async with self.gate:
-            buffer.drop_stale(self.ledgers.is_current)
+            if not self.ledgers.is_current(buffer.ranges()):
+                buffer.drop_stale(self.ledgers.is_current)
             yield bool(buffer.held)
 
 

@@ -409,8 +409,13 @@ class Ledgers:
         for r in ranges:
             ledger = self._current(r)
             if ledger is not None:
-                for batch in ledger.settle(r.first, r.last):
-                    self._on_bytes(-batch.nbytes, -batch.unmapped)
+                done = ledger.settle(r.first, r.last)
+                if done:
+                    self._on_bytes(
+                        -sum([batch.nbytes for batch in done]),
+                        -sum([batch.unmapped for batch in done]),
+                    )
+                for batch in done:
                     self._on_settled(ledger.partition, batch)
                 self._letters_leave(ledger, r.first, r.last)
         self._changed()

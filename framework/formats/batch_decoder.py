@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cramjam
 import crc32c
@@ -39,11 +40,22 @@ _NO_TIMESTAMP = -1  # format 0 has no timestamps
 _EXPANSION_AT_FIRST = 4.0  # assumed growth of compressed batches, until one has been decompressed
 _LARGEST_PART = 1 << 30  # bytes; Arrow's binary columns end at 2 GiB
 _ABORT = 0  # the type of a control record that ends a transaction without committing it
-_FEW = 16  # record batches
+_FEW = 16  # record batches of a part
+_SMALL = 64 * 1024  # bytes of a part whose headers are read with those of others
 _CONTROL_KEY = struct.Struct(">hh")  # version, type
 
 
-@dataclass(frozen=True, slots=True)
+class FetchedPart(NamedTuple):
+    """The part of a fetch response that is of one partition; see `BatchDecoder.batch`."""
+
+    topic: str
+    partition: int
+    data: bytes
+    first: int
+    aborted: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(slots=True)
 class _FetchedRecords:
     """The records of one partition in a fetch response."""
 
@@ -111,44 +123,97 @@ class BatchDecoder:
             aborted: producer id and first offset of each aborted transaction, from the response.
 
         Raises:
-            CorruptRecords: the first record batch is damaged. (Record batches before a damaged one
-                become a batch, and the next fetch begins with the damaged one.) `batch.records` raises
-                it for damage that checksum and header do not show.
+            CorruptRecords: see `batches`.
         """
-        if not data:
-            return None
-        view: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
-        headers, flags, status, position, incomplete = kernels.scan(view, first)
+        part = FetchedPart(topic, partition, data, first, aborted)
+        (made,) = self.batches([part])
+        if isinstance(made, CorruptRecords):
+            raise made
+        return made
+
+    def batches(self, parts: Sequence[FetchedPart]) -> list[Batch | CorruptRecords | None]:
+        """Return what `batch` returns or raises for each part of a response; small ones cost less together.
+
+        CorruptRecords: the first record batch is damaged. (Record batches before a damaged one become a
+        batch, and the next fetch begins with the damaged one.) `batch.records` raises it for damage that
+        checksum and header do not show.
+        """
+        made: list[Batch | CorruptRecords | None] = [None] * len(parts)
+        small: list[int] = []
+        for number, part in enumerate(parts):
+            if len(part.data) > _SMALL:
+                made[number] = self._scanned([part])[0]
+            elif part.data:
+                small.append(number)
+        if small:
+            scanned = self._scanned([parts[number] for number in small])
+            for number, each in zip(small, scanned, strict=True):
+                made[number] = each
+        return made
+
+    def _scanned(self, parts: Sequence[FetchedPart]) -> list[Batch | CorruptRecords]:
+        """Read the headers of some parts in one call."""
+        data = parts[0].data if len(parts) == 1 else b"".join([part.data for part in parts])
+        bounds = [0, *accumulate(len(part.data) for part in parts)]
+        headers, found = kernels.scan(
+            np.frombuffer(data, np.uint8), bounds, [part.first for part in parts]
+        )
+        end = found[-1].stop
+        is_few = end <= _FEW * len(parts)  # NumPy costs more than the decoding
+        rows = headers[:end].tolist() if is_few else None
+        return [
+            self._batch(
+                part,
+                each,
+                headers[each.start : each.stop],
+                None if rows is None else rows[each.start : each.stop],
+            )
+            for part, each in zip(parts, found, strict=True)
+        ]
+
+    def _batch(
+        self,
+        fetched: FetchedPart,
+        found: kernels.Scanned,
+        headers: NDArray[np.int64],
+        rows: list[list[int]] | None,
+    ) -> Batch | CorruptRecords:
+        """Return the batch of a part; `rows` are its headers, unless there are many."""
+        topic, partition, data, first, aborted = fetched
+        flags, status = found.flags, found.status
         if self._check_crcs:
-            intact = _count_intact(memoryview(data), headers)
+            intact = _count_intact(memoryview(data), headers.tolist() if rows is None else rows)
             if intact < len(headers):
                 headers, status = headers[:intact], kernels.BAD_CRC
+                rows = None if rows is None else rows[:intact]
         if not len(headers):
             reason = "the broker sent only records before that offset"
             if status != kernels.OK:
-                reason = f"{kernels.REASONS[status]} (at byte {position} of {len(data)})"
-            elif incomplete:
+                reason = f"{kernels.REASONS[status]} (at byte {found.position} of {len(data)})"
+            elif found.incomplete:
                 reason = (
-                    f"it is cut off after {len(data)} of {incomplete} bytes"
+                    f"it is cut off after {len(data)} of {found.incomplete} bytes"
                     " (a broker older than 0.10.1 needs a larger max_partition_fetch_bytes)"
                 )
-            raise _corrupt(topic, partition, first, reason)
+            return _corrupt(topic, partition, first, reason)
+        view: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
         part = _FetchedRecords(topic, partition, first, data, view, headers, flags, aborted, self)
         size = len(data)
         if flags & kernels.CODEC:
             size = int(size * self._expansion.get(topic, _EXPANSION_AT_FIRST))
-        if len(headers) <= _FEW:  # of a quiet partition: NumPy costs more than the decoding
-            rows = headers.tolist()
-            count = sum(row[kernels.COUNT] for row in rows)
-            newest = max(row[kernels.MAX_TIMESTAMP] for row in rows)
+        if rows is not None:
+            count = sum([row[kernels.COUNT] for row in rows])
+            newest = max([row[kernels.MAX_TIMESTAMP] for row in rows])
+            last = rows[-1][kernels.LAST_OFFSET]
         else:
             count = int(headers[:, kernels.COUNT].sum())
             newest = int(headers[:, kernels.MAX_TIMESTAMP].max())
+            last = int(headers[-1, kernels.LAST_OFFSET])
         return Batch(
             topic,
             partition,
             first,
-            int(headers[-1, kernels.LAST_OFFSET]),
+            last,
             nbytes=size + ROW_OVERHEAD * count,
             load=partial(self._decode, part),
             max_timestamp_ms=newest,
@@ -332,13 +397,16 @@ def warm_up() -> None:
         raise RuntimeError("the compiled decoder does not work on this machine")
 
 
-def _count_intact(data: memoryview, headers: NDArray[np.int64]) -> int:
+def _count_intact(data: memoryview, rows: Sequence[Sequence[int]]) -> int:
     """Count the batches before the first with a wrong checksum; `_read_legacy` checks the old formats."""
-    columns = headers[:, [kernels.POSITION, kernels.END, kernels.CRC, kernels.MAGIC]].tolist()
-    for row, (position, end, crc, magic) in enumerate(columns):
-        if magic == 2 and crc32c.crc32c(data[position + kernels.CRC_FROM : end]) != crc:
-            return row
-    return len(columns)
+    for number, row in enumerate(rows):
+        begin = row[kernels.POSITION] + kernels.CRC_FROM
+        if (
+            row[kernels.MAGIC] == 2
+            and crc32c.crc32c(data[begin : row[kernels.END]]) != row[kernels.CRC]
+        ):
+            return number
+    return len(rows)
 
 
 def _control_type(part: _FetchedRecords, row: int) -> int:

@@ -11,7 +11,7 @@ bytes before its first record; all formats since 0 have offset, length and versi
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from .machine_code import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from .machine_code import Kernel
@@ -37,10 +39,12 @@ if TYPE_CHECKING:
 POSITION, START, END, BASE_OFFSET, LAST_OFFSET = 0, 1, 2, 3, 4
 ATTRIBUTES, BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID, COUNT, CRC, MAGIC = 5, 6, 7, 8, 9, 10, 11
 _COLUMNS = 12
-_ROOM = 64  # rows of the table at first
+_ROOM = 64  # rows of the table at first, for the first part
+_ROOM_OF_A_PART = 8  # for each other part
 
-# Results of `scan`, in this order. BATCHES are the rows that the table has to have, or nothing is read.
+# What `scan` notes of a part, in this order. BATCHES are the rows that the table has to have for it.
 BATCHES, INCOMPLETE, HEADERS_READ, FLAGS, SCAN_STATUS, BAD_POSITION = range(6)
+_RESULTS = 6
 
 # Bits of ATTRIBUTES.
 CODEC, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
@@ -72,7 +76,7 @@ SMALLEST_RECORD = 7  # seven fields of one byte each
 _LARGEST_MILLISECONDS = (2**63 - 1) // 1000
 
 _SIGNATURES: Final = {
-    "_scan": (BYTES, NUMBER, INT64_TABLE, INT64S),
+    "_scan": (BYTES, INT64S, INT64S, INT64_TABLE, INT64_TABLE),
     "_parse": (BYTES, INT64_TABLE, NUMBER, INT64S, INT64_TABLE, INT32_TABLE),
     "_parse_headers": (BYTES, INT32S, INT32S, INT32S, INT32_TABLE, INT64S),
     "_gather": (BYTES, INT32S, INT32S, BYTES),
@@ -86,22 +90,55 @@ def _kernels() -> dict[str, Kernel]:
     return load(__name__, _SIGNATURES)
 
 
-def scan(data: NDArray[np.uint8], first: int) -> tuple[NDArray[np.int64], int, int, int, int]:
-    """Read the headers of all whole record batches that reach offset `first` or beyond.
+class Scanned(NamedTuple):
+    """What `scan` found in one part.
 
-    Returns the table of headers; the bitwise or of their ATTRIBUTES; a status and the position of its
-    batch; the size in bytes of the incomplete batch at the end, 0 if there is none.
+    Attributes:
+        start: the row of its first header in the table, and `stop` the row behind its last one.
+        flags: the bitwise or of their ATTRIBUTES.
+        status: OK, or why a batch is refused, and `position` where that begins.
+        incomplete: the size in bytes of the incomplete batch at the end, 0 if there is none.
     """
-    headers = np.empty((_ROOM, _COLUMNS), np.int64)
-    results = np.zeros(6, np.int64)
-    scan_into = _kernels()["_scan"]
-    scan_into(data, first, headers, results)
-    batches = int(results[BATCHES])
-    if batches > _ROOM:
-        headers = np.empty((batches, _COLUMNS), np.int64)
-        scan_into(data, first, headers, results)
-    _, incomplete, rows, flags, status, position = results.tolist()
-    return headers[:rows], flags, status, position, incomplete if status == OK else 0
+
+    start: int
+    stop: int
+    flags: int
+    status: int
+    position: int
+    incomplete: int
+
+
+def scan(
+    data: NDArray[np.uint8], bounds: Sequence[int], firsts: Sequence[int]
+) -> tuple[NDArray[np.int64], list[Scanned]]:
+    """Read the headers of all whole record batches that reach the wanted offset or beyond, of several parts.
+
+    Args:
+        data: the parts, one behind the other.
+        bounds: where each part begins, and where the last one ends.
+        firsts: the wanted offset of each.
+
+    Returns:
+        The table of headers, with positions in their parts, and what else is known of each part.
+    """
+    count = len(firsts)
+    begins, wanted = np.array(bounds, np.int64), np.array(firsts, np.int64)
+    room = _ROOM + _ROOM_OF_A_PART * (count - 1)
+    while True:
+        headers = np.empty((room, _COLUMNS), np.int64)
+        results = np.zeros((count, _RESULTS), np.int64)
+        _kernels()["_scan"](data, begins, wanted, headers, results)
+        table = results.tolist()
+        needed = sum(row[BATCHES] for row in table)
+        if needed <= room:
+            break
+        room = needed
+    found, at = [], 0
+    for _, incomplete, rows, flags, status, position in table:
+        left = incomplete if status == OK else 0
+        found.append(Scanned(at, at + rows, flags, status, position, left))
+        at += rows
+    return headers, found
 
 
 def parse(
@@ -237,8 +274,20 @@ def _read(data: NDArray[np.uint8], position: Int, length: Int, previous: Int, he
     return OK
 
 
-def _scan(data: NDArray[np.uint8], first: int, headers: Ints, results: Ints) -> None:
-    """Fill `headers` and `results`; see `scan`."""
+def _scan(
+    data: NDArray[np.uint8], bounds: Ints, firsts: Ints, headers: Ints, results: Ints
+) -> None:
+    """Fill `headers` and `results`; see `scan`. A part that lacks room in the table is not read."""
+    rows = np.int64(0)
+    for part in range(len(firsts)):
+        mine = data[bounds[part] : bounds[part + 1]]
+        _scan_part(mine, firsts[part], headers[rows:], results[part])
+        rows += results[part, HEADERS_READ]
+
+
+@compiled
+def _scan_part(data: NDArray[np.uint8], first: Int, headers: Ints, results: Ints) -> None:
+    """Read the headers of one part."""
     batches, results[INCOMPLETE] = _count(data)
     results[BATCHES] = batches
     if batches > len(headers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -67,6 +68,8 @@ class Intake:
         metrics.inflight_limit.set_function(lambda: self.budget.limit)
         metrics.memory_bytes.set_function(lambda: self.budget.kept)
         metrics.inflight.set_function(lambda: self.budget.used)
+        self._consumed_of = cache(metrics.consumed.labels)
+        self._settled_of = cache(metrics.settled.labels)
         self._linger = Linger(longest=min(LONGEST, max_age * _PART_OF_AGE))
         metrics.linger.set_function(lambda: self._linger.seconds)
         self.ledgers = Ledgers(self._settled, self.budget.add)
@@ -212,13 +215,13 @@ class Intake:
         self.ledgers.take_in(batch)
         offsets = batch.last - batch.first + 1
         self.consumed += offsets
-        self._metrics.consumed.labels(batch.topic).inc(offsets)
+        self._consumed_of(batch.topic).inc(offsets)
         self.inboxes.put(batch)
 
     def _settled(self, partition: TopicPartition, batch: InflightBatch) -> None:
         offsets = batch.last - batch.first + 1
         self.settled += offsets
-        self._metrics.settled.labels(partition.topic).inc(offsets)
+        self._settled_of(partition.topic).inc(offsets)
         if batch.timestamp_ms >= 0:
             self._metrics.latency.observe(max(0.0, time.time() - batch.timestamp_ms / 1000))
 

@@ -32,6 +32,7 @@ import structlog
 from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher, FetchError, OffsetResetStrategy
 
 from ..errors import ConsumerError, CorruptRecords
+from ..formats.batch_decoder import FetchedPart
 from ..record import TopicPartition
 from .fetch_sessions import FetchSession
 
@@ -386,6 +387,8 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
     ) -> tuple[bool, bool]:
         """Keep the batches of a response; return whether `take` has news, and whether any part failed."""
         arrived, failed = False, False
+        states: list[Any] = []
+        parts: list[FetchedPart] = []
         for fetched in unpack_response(response):
             self._requests.clear()
             partition = TopicPartition(fetched.topic, fetched.partition)
@@ -404,13 +407,14 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
             if self._client_rack and fetched.preferred_replica is not None:
                 self._update_preferred_read_replica(partition, fetched.preferred_replica)
             self._failing.discard(partition)
-            try:
-                batch = self._decoder.batch(*partition, fetched.data, first, fetched.aborted)
-            except CorruptRecords as error:
-                self._set_error(partition, error)
+            states.append(state)
+            parts.append(FetchedPart(*partition, fetched.data, first, fetched.aborted))
+        for part, state, batch in zip(parts, states, self._decoder.batches(parts), strict=True):
+            partition = TopicPartition(part.topic, part.partition)
+            if isinstance(batch, CorruptRecords):
+                self._set_error(partition, batch)
                 arrived = True
-                continue
-            if batch is not None and not (state.paused and self._kept() >= self._fetch_max_bytes):
+            elif batch is not None and not (state.paused and self._kept() >= self._fetch_max_bytes):
                 self._records[partition] = _Fetched(batch, state)
                 arrived = True
         return arrived, failed

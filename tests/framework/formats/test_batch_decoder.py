@@ -13,7 +13,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from kmr.errors import CorruptRecords
-from kmr.formats.batch_decoder import BatchDecoder
+from kmr.formats.batch_decoder import BatchDecoder, FetchedPart
 from kmr.formats.columns import Row, from_rows
 from kmr.record import SCHEMA, Batch
 
@@ -206,6 +206,41 @@ def test_a_batch_of_markers_has_a_range_and_no_rows(decoder: BatchDecoder) -> No
 
 def test_no_data_is_no_batch(decoder: BatchDecoder) -> None:
     assert decoder.batch("topic", 3, b"", 0) is None
+
+
+def test_parts_of_a_response_are_read_together_as_each_alone(decoder: BatchDecoder) -> None:
+    many = b"".join(
+        BatchSpec(base=7 + n, last=7 + n, rows=[Row(7 + n, 1, 0, None, b"x")]).encode()
+        for n in range(500)
+    )
+    raws = [
+        ONE.encode() + LATER,
+        ONE.encode()[:-1],
+        b"",
+        many,
+        ONE.encode()[:-1] + b"\xff",
+        ONE.encode() + LATER[:-1] + b"\xff",
+        BatchSpec(base=3, last=3, rows=ONE.rows).encode(),
+        many * 4,
+        many[:-5],
+        LATER,
+    ]
+    parts = [FetchedPart("topic", number, raw, 7) for number, raw in enumerate(raws)]
+    found = decoder.batches(parts)
+    damaged = {1: "cut off", 4: "checksum is wrong", 6: "only records before"}
+    for number, (part, made) in enumerate(zip(parts, found, strict=True)):
+        if number in damaged:
+            assert isinstance(made, CorruptRecords)
+            with pytest.raises(CorruptRecords, match=damaged[number]) as alone:
+                decoder.batch(*part)
+            assert str(made) == str(alone.value)
+            continue
+        expected = decoder.batch(*part)
+        assert repr(made) == repr(expected)
+        if expected is not None:
+            assert isinstance(made, Batch)
+            assert check(made) == check(expected)
+            assert made.max_timestamp_ms == expected.max_timestamp_ms
 
 
 def test_timestamps_beyond_the_range_of_a_column_are_clamped(decoder: BatchDecoder) -> None:

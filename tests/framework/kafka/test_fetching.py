@@ -42,7 +42,10 @@ from kmr.record import TopicPartition
 from .members import Silent, consumer_config, numbers, values
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kmr.broker import Broker
+    from kmr.formats.batch_decoder import FetchedPart
 
     from .members import Consume, CreateTopic, Produce
 
@@ -299,15 +302,16 @@ async def test_batches_of_a_paused_partition_are_not_fetched_again(
         fetched: list[int] = []
         arrived = anyio.Event()
         decoder = member.consumer._fetcher._decoder
-        decode = decoder.batch
+        decode = decoder.batches
 
-        def counted(topic: str, partition: int, data: bytes, first: int, aborted: Any) -> Any:
-            if data:
-                fetched.append(first)
-                arrived.set()
-            return decode(topic, partition, data, first, aborted)
+        def counted(parts: Sequence[FetchedPart]) -> Any:
+            for part in parts:
+                if part.data:
+                    fetched.append(part.first)
+                    arrived.set()
+            return decode(parts)
 
-        monkeypatch.setattr(decoder, "batch", counted)
+        monkeypatch.setattr(decoder, "batches", counted)
         await arrived.wait()
         await anyio.lowlevel.checkpoint()
         member.consumer.pause([T0])
