@@ -323,7 +323,7 @@ class FlushTrigger:
 
     def late(self, buffer: Buffer, now: float) -> float:
         """Return the seconds for which a buffer has waited for its turn; `now` is the event loop's time."""
-        if self._turns is None or not buffer.held or self.replaying:
+        if self._turns is None or not self._turns.waits(self):
             return 0.0
         return max(0.0, now - buffer.deadline)
 

@@ -266,6 +266,10 @@ class Turns:
             if self._waiting:
                 self._set_timer()
 
+    def waits(self, lane: WaitingLane) -> bool:
+        """Return whether a lane waits for its turn."""
+        return lane in self._waiting
+
     def end(self, buffer: Buffer) -> JoinedTurn | None:
         """Return the turn of all lanes that end or make room now; None: the rows are written alone."""
         if not 0 < buffer.rows <= self._joins:
