@@ -344,7 +344,10 @@ class Turns:
             self._left -= 1
             together = self._together(lanes)
             self._give_together({lane: self._waiting[lane] for lane in together}, "age")
-            lanes = [lane for lane in lanes if lane in self._waiting]
+            left_out = lanes[len(together) :]
+            if together != lanes[: len(together)]:
+                left_out = [lane for lane in lanes if lane in self._waiting]
+            lanes = left_out
         if self._waiting:
             self._set_timer()
         else:
