@@ -127,7 +127,8 @@ class SparkWriter(Collecting, Sink):
         partition_by: of a path: columns of text, integers, booleans or dates; each value is a directory.
         transform: called with a DataFrame of the rows of one topic partition in one flush. Its result is
             written to the table or path; without either of them, it must write the rows and return None.
-            It runs again when a flush is retried, and with fewer rows where Spark refuses values.
+            It runs again when a flush is retried, and where Spark refuses values: its result is then
+            evaluated to find the rows, and written without them.
         schema: of a path: columns and their types; rows may have further columns.
         master: `local[2]`, `spark://host:port`, or `sc://host:port` (Spark Connect: no JVM here). None:
             the running session of this process, else Spark's own configuration. All writers of a process

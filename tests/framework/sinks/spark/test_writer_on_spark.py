@@ -422,6 +422,25 @@ async def test_a_row_for_which_a_function_raises_in_an_executor_is_refused_and_t
     ]
 
 
+async def test_a_function_that_raises_the_same_for_all_rows_is_a_wrong_set_up(
+    context: Context, spark: SparkSession, tmp_path: Path
+) -> None:
+    from pyspark.sql import functions
+
+    @functions.udf("long", useArrow=False)
+    def rated(_offset: int) -> int:
+        raise KeyError("rate")
+
+    with pytest.raises(StrategyError, match=r"all of the last 150 rows .* KeyError: 'rate'"):
+        await write(
+            context,
+            [rows_of(0, 149)],
+            path=tmp_path,
+            transform=lambda frame: frame.select(rated("offset").alias("n")),
+            format="json",
+        )
+
+
 @pytest.mark.parametrize(
     ("expression", "attempts", "words"),
     [
