@@ -17,6 +17,7 @@ import structlog
 from ._extras import installed_version
 from .archives.archive import Archive, ArchiveSource
 from .archives.consumer import ArchiveConsumer
+from .config.schema import show_count
 from .contact import BrokerContact
 from .errors import DeadlineExceeded, Escaped, KmrError, no_escape, reason_of
 from .events import EventHandler, Shutdown, StageFailed
@@ -560,7 +561,9 @@ async def _run_until_signal(worker: Worker, supervisor: SupervisorLink | None) -
 def _service_state(worker: Worker) -> ServiceState:
     status = worker.status()
     lag = sum(partition.lag or 0 for partition in status.partitions)
-    text = f"{status.state}; {len(status.partitions)} partitions, {lag} records behind"
+    text = (
+        f"{status.state}; {show_count(len(status.partitions), 'partition')}, {lag} records behind"
+    )
     if status.problem is not None:
         text += f"; {status.problem}"
     return ServiceState(status.ready, status.live, worker.deadline.at < math.inf, text)

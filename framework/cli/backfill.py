@@ -13,6 +13,7 @@ from rich.text import Text
 
 from .._extras import require_extra
 from ..config.flags import Given, settings_flags
+from ..config.schema import show_count
 from ..delivery.announcement import history_group
 from ..doctor.examination import check_sinks
 from ..errors import SettingsError, StrategyError
@@ -206,7 +207,9 @@ def _show_plan(prepared: PreparedPlan) -> None:
         )
     console.print(table)
     total = f", about {decimal(sum(plan.sizes.values()))}" if plan.sizes else ""
-    console.print(f"{plan.offsets:,} offsets{total}, read by group {history_group(plan.group)}")
+    console.print(
+        f"{show_count(plan.offsets, 'offset')}{total}, read by group {history_group(plan.group)}"
+    )
     if not prepared.is_new:
         console.print(
             f"it goes on: {prepared.done:,} offsets are done; --from and --until were given at its first run"

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config.flags import Given, settings_flags
+from ..config.schema import show_count
 from ..delivery.announcement import BackfillRange
 from ..errors import ConsumerError, SettingsError, SinkError
 from ..history.deliveries import COLUMNS, CoordinateColumns, check, check_spark
@@ -101,9 +102,9 @@ def show(result: CheckResult, console: Console) -> None:
         counts.insert(0, f"{result.missing:,} missing")
     if result.filtered is not None:
         counts.insert(0, f"{result.filtered:,} filtered or missing")
-    rows = f" in {result.deliveries:,} rows" if result.several else ""
+    rows = f" in {show_count(result.deliveries, 'row')}" if result.several else ""
     console.print(
-        f"[{colour}]{result.messages:,} messages{expected}{rows}: {', '.join(counts)}[/{colour}]",
+        f"[{colour}]{show_count(result.messages, 'message')}{expected}{rows}: {', '.join(counts)}[/{colour}]",
         highlight=False,
     )
     if result.several:

@@ -10,6 +10,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from ..config.flags import Given, settings_flags
+from ..config.schema import show_count
 from ..history.cutover import exchange_of, stand, wait
 from ..loading import load_strategy
 from ..observe.logs import setup_logs
@@ -81,8 +82,9 @@ def cutover(
     anyio.run(exchange.run)
     behind = sum(standing.behind().values())
     console.print(
-        f"exchanged: {old.name} has the rows of group {settings.group}, {behind:,} offsets behind group "
-        f"{old_group}; {new.name} has the rows of group {old_group}"
+        f"exchanged: {old.name} has the rows of group {settings.group}, "
+        f"{show_count(behind, 'offset')} behind group {old_group}; {new.name} has the rows of "
+        f"group {old_group}"
     )
     console.print(
         f"workers of both groups go on. Write {old.name} in {strategy} for its next start, and keep its "
@@ -109,11 +111,11 @@ def _show(
     console.print(table)
     behind = standing.behind()
     console.print(
-        f"group {group} is {sum(behind.values()):,} offsets behind group {old_group}"
-        + (f" in {len(behind)} partitions" if behind else "")
+        f"group {group} is {show_count(sum(behind.values()), 'offset')} behind group {old_group}"
+        + (f" in {show_count(len(behind), 'partition')}" if behind else "")
     )
     if standing.history_left:
-        console.print(f"its backfill has {standing.history_left:,} offsets left")
+        console.print(f"its backfill has {show_count(standing.history_left, 'offset')} left")
     elif not standing.has_history:
         console.print(
             "it has no backfill: its table has what its workers have read since they began"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..columns.texts import TextStyle, text_of
 from ..config.flags import Given, settings_flags
+from ..config.schema import show_count
 from ..dead_letters.letters import HEADERS, TIMESTAMP
 from ..dead_letters.passes import Filter, Pass, group_of
 from ..dead_letters.replay import replay_of
@@ -239,7 +240,7 @@ def drop(
     if not _announce(known, chosen, "dropped", dry_run=dry_run):
         return
     anyio.run(write_pass, config, topic, new)
-    plain_console().print(f"{topic}: {int(chosen.sum()):,} letters dropped")
+    plain_console().print(f"{topic}: {show_count(int(chosen.sum()), 'letter')} dropped")
 
 
 _FIRST_OF_REPLAY: Final = (
@@ -360,7 +361,7 @@ def replay(
     if code == 0:
         left = int(anyio.run(read_letters, config, topic).open.sum())
         plain_console().print(
-            f"{topic}: {int(chosen.sum()):,} letters replayed; {left:,} letters are open"
+            f"{topic}: {show_count(int(chosen.sum()), 'letter')} replayed; {left:,} open"
         )
     return code
 
@@ -410,7 +411,7 @@ def _announce(known: TopicLetters, chosen: NDArray[np.bool_], done: str, *, dry_
     if not count:
         console.print(f"no open letter matches: nothing to be {done}")
     elif dry_run:
-        console.print(f"dry run: {count:,} letters would be {done}")
+        console.print(f"dry run: {show_count(count, 'letter')} would be {done}")
         for each in summaries(known.letters, chosen)[:_MOST_ROWS]:
             console.print(f"  {each.letters:,} in {_headers(each)}")
     return count > 0 and not dry_run

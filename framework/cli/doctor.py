@@ -8,6 +8,7 @@ import anyio
 from cyclopts import Parameter
 
 from ..config.flags import Given, settings_flags
+from ..config.schema import show_count
 from ..loading import strategy_of
 from ..observe.logs import setup_logs
 from ..settings import WORKER, LogSettings, Settings
@@ -75,4 +76,4 @@ def _line(finding: Finding) -> str:
 def _summary(found: list[Finding]) -> str:
     problems = sum(finding.level == "problem" for finding in found)
     warnings = sum(finding.level == "warning" for finding in found)
-    return f"{problems} problems, {warnings} warnings"
+    return f"{show_count(problems, 'problem')}, {show_count(warnings, 'warning')}"

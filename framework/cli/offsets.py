@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 from rich.text import Text
 
 from ..config.flags import Given, settings_flags
+from ..config.schema import show_count
 from ..delivery.announcement import (
     Announcement,
     Generation,
@@ -110,7 +111,7 @@ def show(
         return
     console = plain_console()
     state = "does not exist" if group.state == "Dead" else group.state  # Kafka's word for both
-    console.print(f"group {group.name}: {state}, {len(group.members)} members")
+    console.print(f"group {group.name}: {state}, {show_count(len(group.members), 'member')}")
     table = plain_table(
         "Partition", "Committed", "Start", "End", "Lag", "Member", "Announced", left=_LEFT
     )
@@ -185,7 +186,7 @@ def reset(
             "written twice. To settle them first, run a worker of the group."
         )
     if not dry_run:
-        console.print(f"group {settings.group}: {len(after)} offsets were reset")
+        console.print(f"group {settings.group}: reset {show_count(len(after), 'offset')}")
     elif members:
         console.print(
             f"dry run: a reset would be refused while the group has members ({members}); stop them"
@@ -308,7 +309,7 @@ async def _partitions(
 def _range(announcement: Announcement | None) -> str:
     if announcement is None:
         return ""
-    rows = f"{announcement.rows:,} rows by {announcement.writer}"
+    rows = f"{show_count(announcement.rows, 'row')} by {announcement.writer}"
     return f"{announcement.first:,}..{announcement.last:,}, {rows}"
 
 

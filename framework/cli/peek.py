@@ -15,6 +15,7 @@ from pyarrow import feather
 from .._extras import require_extra
 from ..columns.column_types import join_tables
 from ..config.flags import Given, settings_flags
+from ..config.schema import show_count
 from ..errors import KmrError, SettingsError
 from ..kafka.connection import connection_config
 from ..kafka.reading import RecordSelection
@@ -181,8 +182,8 @@ def _print(seen: Sequence[MappedRecords], console: Console) -> None:
     failed = sum(len(result.failures) for _, result, _ in seen)
     each = 1e6 * sum(seconds for _, _, seconds in seen) / max(1, records)
     console.print(
-        f"{records:,} records: {rows:,} rows, {filtered:,} filtered, {failed:,} failed; "
-        f"{each:,.1f} µs per record"
+        f"{show_count(records, 'record')}: {show_count(rows, 'row')}, {filtered:,} filtered, "
+        f"{failed:,} failed; {each:,.1f} µs per record"
     )
 
 

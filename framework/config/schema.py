@@ -340,6 +340,11 @@ def read_quantity(text: str, unit: str) -> float | str:
         return text
 
 
+def show_count(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 row`, `1,000 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def show_quantity(value: float, unit: str | None) -> str:
     """Return a quantity in the largest unit that leaves it whole; floats without trailing zeros."""
     shown = _SHOWN[unit] if unit else (("", 1),)

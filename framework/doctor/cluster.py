@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from ..config.schema import SECONDS, show_quantity
+from ..config.schema import SECONDS, show_count, show_quantity
 from ..kafka.admin import NotAllowed
 from ..kafka.subscription import Subscription
 from ..memory.window import MICROS
@@ -116,12 +116,13 @@ class ClusterCheck:
     async def _input(self, name: str, facts: TopicFacts) -> list[Finding]:
         subject, settings = f"topic {name}", self._settings
         self.readable[name] = facts.partitions
-        found = [ok(subject, f"we may read its {facts.partitions} partitions")]
+        found = [ok(subject, f"we may read its {show_count(facts.partitions, 'partition')}")]
         if facts.lagging:
             found.append(
                 warning(
                     subject,
-                    f"{len(facts.lagging)} partitions lack a replica: they are lost with one more broker",
+                    f"{show_count(len(facts.lagging), 'partition')} without a replica: lost with one more "
+                    "broker",
                     "start the brokers that have the replicas",
                 )
             )
@@ -175,7 +176,7 @@ class ClusterCheck:
         settings, subject = self._settings, f"group {self._settings.group}"
         members, workers = len(facts.members), settings.worker_count
         hosts = sorted({member.host for member in facts.members})
-        found = [ok(subject, f"it has {members} members, at {', '.join(hosts)}")]
+        found = [ok(subject, f"it has {show_count(members, 'member')}, at {', '.join(hosts)}")]
         ours = {settings.group_instance_id}
         if workers > 1:
             ours = {f"{settings.group_instance_id}-{index}" for index in range(workers)}
@@ -195,7 +196,8 @@ class ClusterCheck:
             found.append(
                 warning(
                     subject,
-                    f"with ours, {members} members share {partitions} partitions: some have nothing to do",
+                    f"with ours, {members} members share "
+                    f"{show_count(partitions, 'partition')}: some have nothing to do",
                     "add partitions, or start fewer workers",
                 )
             )
@@ -259,7 +261,7 @@ async def check_offsets(
     found += await _clock(admin, partitions)
     lag = sum(end[partition] - offset for partition, offset in reading.items())
     new = sum(partition not in committed for partition in partitions)
-    text = f"{len(reading)} partitions are read from committed offsets, with a lag of {lag:,}"
+    text = f"committed offsets of {show_count(len(reading), 'partition')}, with a lag of {lag:,}"
     if new:
         text += f"; {new} begin at auto_offset_reset ({settings.auto_offset_reset})"
     return [ok(f"group {settings.group}", text), *found]
@@ -313,8 +315,8 @@ async def _retention(
             found.append(
                 warning(
                     f"topic {topic}",
-                    f"the next record of {len(late)} partitions is older than {_NEARLY:.0%} of retention.ms "
-                    f"({retention / 3_600_000:g} h): it may be deleted before it is read",
+                    f"the next record of {show_count(len(late), 'partition')} is older than {_NEARLY:.0%} of "
+                    f"retention.ms ({retention / 3_600_000:g} h): it may be deleted before it is read",
                     "raise retention.ms until the group has caught up",
                 )
             )

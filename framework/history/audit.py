@@ -17,6 +17,7 @@ import numpy as np
 import structlog
 
 from ..archives.archive import Archive, ArchiveSource
+from ..config.schema import show_count
 from ..dead_letters.letters import Letters, letters_among
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
@@ -125,10 +126,11 @@ class AuditResult:
             f"{total.missing:,} missing",
             f"{total.doubled:,} doubled",
         )
-        lines = [f"{total.offsets:,} offsets of the history: {', '.join(shown)}"]
+        lines = [f"{show_count(total.offsets, 'offset')} of the history: {', '.join(shown)}"]
         if total.gone:
             lines.append(
-                f"{total.gone:,} offsets have no row, and their records are not in the topic any more"
+                f"{show_count(total.gone, 'offset')} without a row, whose records are not in the topic "
+                "any more"
             )
         lines += [f"  {example}" for example in self.examples[:10]]
         lines.append("complete" if self.is_complete else "NOT complete")
@@ -156,12 +158,18 @@ def _tables(strategy: Strategy, topics: Sequence[str], group: str) -> dict[str, 
     """Return the tables of the branches. Raises NotCounted."""
     found = {}
     if strategy.distincts:
-        raise NotCounted("Distinct leaves out rows because of other records")
+        raise NotCounted(
+            "Distinct leaves out rows because of other records; kmr check --table TABLE --group GROUP counts "
+            "the table, with the duplicates among what is filtered or missing"
+        )
     for name, chain in strategy.chains.items():
         for reducer in (*strategy.reducers[:-1], *chain[:-1]):
             if not reducer.keeps_rows:
                 made = type(reducer).__name__
-                raise NotCounted(f"{made} makes rows that are not of one record")
+                raise NotCounted(
+                    f'{made} makes rows that are not of one record; let it count its rows, ("*", "count"), '
+                    "and compare their sum with the records of the topic"
+                )
         table = found[name] = _table(chain[-1], topics, group)
         if table.doubt:
             raise NotCounted(table.doubt)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
+from ..config.schema import show_count
 from ..delivery.announcement import history_group
 from ..errors import CommitFenced, ConsumerError
 from ..kafka.connection import consumer_config
@@ -47,8 +48,8 @@ async def refuse_members(admin: Admin, group: str) -> None:
     if members:
         names = ", ".join(f"{member.client_id} at {member.host}" for member in members[:3])
         raise ConsumerError(
-            f"group {group} has {len(members)} members ({names}): stop them until the cut is committed, "
-            "which takes a moment; then they begin at it"
+            f"group {group} has {show_count(len(members), 'member')} ({names}): stop them until "
+            "the cut is committed, which takes a moment; then they begin at it"
         )
 
 

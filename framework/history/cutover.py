@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import structlog
 
+from ..config.schema import show_count
 from ..delivery.announcement import history_group
 from ..errors import ConsumerError, StrategyError
 from ..kafka.admin import connect_admin
@@ -65,13 +66,13 @@ class CutoverStanding:
         """Raise StrategyError unless the new version has everything that the old one has."""
         if self.history_left:
             raise StrategyError(
-                f"the backfill of group {group} has {self.history_left:,} offsets left; run kmr "
+                f"the backfill of group {group} has {show_count(self.history_left, 'offset')} left; run kmr "
                 "backfill to its end, or give --await"
             )
         if behind := self.behind():
             at, most = max(behind.items(), key=lambda item: item[1])
             raise StrategyError(
-                f"group {group} is {sum(behind.values()):,} offsets behind ({at}: {most:,}), "
+                f"group {group} is {show_count(sum(behind.values()), 'offset')} behind ({at}: {most:,}), "
                 "and readers would miss them for a moment; give --await to wait until it is not"
             )
 

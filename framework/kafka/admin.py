@@ -17,6 +17,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 
+from ..config.schema import show_count
 from ..errors import ConsumerError, OffsetOutOfRange
 from ..record import TopicPartition
 from ..service.deadline import shield
@@ -386,7 +387,7 @@ class Admin:
         if current.members:
             names = ", ".join(f"{member.client_id} at {member.host}" for member in current.members)
             raise ConsumerError(
-                f"group {group} has {len(current.members)} members ({names}):"
+                f"group {group} has {show_count(len(current.members), 'member')} ({names}):"
                 " stop them before its offsets are reset"
             )
         first, end = await self.beginning_offsets(offsets), await self.end_offsets(offsets)

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..columns.times import shown_time
+from ..config.schema import show_count
 from .window_aggregates import START, can_join, joined_rows
 from .window_rows import warn_of_left_out
 from .window_state import SHOWN, WindowState
@@ -133,7 +134,9 @@ class SessionState(WindowState):
             row = self._table.slice(int(np.flatnonzero(parts.of_row == part)[0]), 1)
             values = row.select(self._window.by).to_pylist()[0].values()
             group = f" of {', '.join(map(str, values))[:100]}" if self._window.by else ""
-            found.append(f"{shown_time(parts.start[part])}{group} with {counts[part]:,} rows")
+            found.append(
+                f"{shown_time(parts.start[part])}{group} with {show_count(counts[part], 'row')}"
+            )
         return found
 
     def _is_late(self, times: Integers, reached: Integers) -> NDArray[np.bool_]:

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..columns.times import shown_time
+from ..config.schema import show_count
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
 from ..reducers.aggregate import MANY
@@ -150,7 +151,7 @@ class WindowState:
     def largest(self) -> list[str]:
         """Return the windows with the most groups, in words."""
         groups = sorted(self._aggregates.groups().items(), key=lambda each: -each[1])
-        return [f"{shown_time(start)} with {n:,} groups" for start, n in groups[:SHOWN]]
+        return [f"{shown_time(start)} with {show_count(n, 'group')}" for start, n in groups[:SHOWN]]
 
     def take(self, rows: Rows) -> RowsOutsideWindows:
         """Add rows to their windows, and move the event time on.

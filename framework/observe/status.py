@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ..config.schema import show_count
 from .failures import FailureSummary  # noqa: TC001  msgspec reads the annotation
 
 WorkerState = Literal["starting", "running", "suspended", "draining", "stopped", "failed"]
@@ -108,7 +109,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """Why it is not loaded, or not up to date; else its size."""
         if self.is_loaded:
-            return f"table {self.name}: {self.problem or f'{self.rows:,} rows'}"
+            return f"table {self.name}: {self.problem or show_count(self.rows, 'row')}"
         return f"loading table {self.name}: {self.progress}"
 
 

@@ -222,7 +222,7 @@ def test_the_table_names_a_doubled_offset(clickhouse_url: str, fill: FillTable) 
     text = console.export_text()
     assert "flights" in text
     assert "1 (offset 7, ...)" in text
-    assert "1 messages of 1 expected: 0 missing, 1 doubled" in text
+    assert "1 message of 1 expected: 0 missing, 1 doubled" in text
 
 
 @pytest.mark.slow

@@ -143,9 +143,7 @@ async def test_show_explains_a_place_that_is_none(dlq: Dlq, place: str) -> None:
 async def test_dropped_letters_are_settled_and_new_ones_are_open(dlq: Dlq) -> None:
     dry = await dlq("drop", "--reason", "json", "--dry-run")
     assert dry.out == "dry run: 3 letters would be dropped\n  3 in map: no json\n"
-    assert (
-        await dlq("drop", "--reason", "json", "--limit", "1")
-    ).out == "dead: 1 letters dropped\n"
+    assert (await dlq("drop", "--reason", "json", "--limit", "1")).out == "dead: 1 letter dropped\n"
     assert (await dlq("drop", "--reason", "json")).out == "dead: 2 letters dropped\n"
     assert "nothing to be dropped" in (await dlq("drop", "--reason", "json")).out
     assert await reasons(dlq) == {"late": 2}

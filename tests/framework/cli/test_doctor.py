@@ -43,11 +43,11 @@ async def test_doctor_tells_each_finding_with_its_remedy_and_fails_only_for_prob
     assert code == 1, err
     assert "PROBLEM  topic hits: topic hits does not exist\n" in out
     assert "         -> create it, or correct its name\n" in out
-    assert "1 problems, 0 warnings\n" in out
+    assert "1 problem, 0 warnings\n" in out
     await create_topic("hits")
     code, out, err = await doctor("flow:typed", *servers)
     assert code == 0, out + err
-    assert "ok       topic hits: we may read its 1 partitions\n" in out
+    assert "ok       topic hits: we may read its 1 partition\n" in out
 
 
 async def test_doctor_prints_json_for_programs(

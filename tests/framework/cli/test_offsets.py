@@ -201,7 +201,7 @@ async def test_reset_is_refused_while_the_group_has_members(
         ]
         output = await offsets("reset", "--to-latest")
         assert output.code == 1
-        assert f"group {GROUP} has 1 members (worker-1 at " in output.err
+        assert f"group {GROUP} has 1 member (worker-1 at " in output.err
         dry = await offsets("reset", "--to-latest", "--dry-run")
         assert "a reset would be refused while the group has members (1)" in dry.out
     finally:
@@ -227,7 +227,7 @@ async def test_a_reset_of_one_partition_leaves_the_others_as_they_are(
     await produce(broker)
     assert (await offsets("reset", "--topic", TOPIC, "--to-latest")).code == 0
     one = ("--topic", TOPIC, "--partition", "0", "--to-offset", "4")
-    assert (await offsets("reset", *one)).out.endswith("1 offsets were reset\n")
+    assert (await offsets("reset", *one)).out.endswith("reset 1 offset\n")
     shown = json.loads((await offsets("show", "--json")).out)["partitions"]
     assert [each["committed"] for each in shown] == [4, 0, 0]
     absent = await offsets("reset", "--topic", TOPIC, "--partition", "99", "--to-earliest")

@@ -15,6 +15,7 @@ from kmr.config.schema import (
     SECONDS,
     parse_quantity,
     read_quantity,
+    show_count,
     show_quantity,
 )
 from kmr.settings import GROUP, WORKER
@@ -140,3 +141,9 @@ def test_a_quantity_is_read_with_its_unit(text: str, unit: str, value: object) -
 @given(st.integers(1, 2**40))
 def test_bytes_written_in_kibibytes_are_exact(kibibytes: int) -> None:
     assert read_quantity(f"{kibibytes}KiB", BYTES) == kibibytes * 1024
+
+
+def test_a_count_has_its_noun_in_the_singular_only_for_one() -> None:
+    assert [show_count(n, "row") for n in (0, 1, 2, 1000)] == [
+        "0 rows", "1 row", "2 rows", "1,000 rows"
+    ]  # fmt: skip

@@ -98,7 +98,7 @@ async def test_a_healthy_cluster_has_neither_problems_nor_warnings(
     texts = [each.text for each in found]
     assert "we may read its 2 partitions" in texts
     assert (
-        "0 partitions are read from committed offsets, with a lag of 0; 2 begin at auto_offset_reset "
+        "committed offsets of 0 partitions, with a lag of 0; 2 begin at auto_offset_reset "
         "(earliest)"
     ) in texts
 
@@ -241,9 +241,7 @@ async def test_committed_offsets_that_are_not_in_the_log_any_more_are_found(
     assert anew.startswith(
         "t-1: the committed offset 99 is after the end of the log (10): the topic"
     )
-    assert "1 partitions are read from committed offsets, with a lag of 6" in [
-        each.text for each in found
-    ]
+    assert "committed offsets of 1 partition, with a lag of 6" in [each.text for each in found]
     continued = await examine(strategy(), settings(broker, on_out_of_range="earliest"))
     assert without_ok(continued) == [("warning", "topic t"), ("problem", "topic t")]
 
@@ -299,7 +297,7 @@ async def test_a_member_with_the_name_of_ours_and_idle_members_are_found(
     (alive,) = [each.text for each in same if each.level == "warning"]
     assert alive.startswith("a member named a is alive at 127.0.0.1: two of one name")
     (idle,) = [each.text for each in another if each.level == "warning"]
-    assert idle == "with ours, 2 members share 1 partitions: some have nothing to do"
+    assert idle == "with ours, 2 members share 1 partition: some have nothing to do"
 
 
 async def test_members_of_another_protocol_are_found(

@@ -98,7 +98,7 @@ async def test_a_member_is_in_the_way_and_nothing_changes(settings: Settings) ->
     while not member.found:  # noqa: ASYNC110  filled by the client
         await anyio.sleep(0.01)
     for refused in (prepare(settings, WANTED), begin_reading(settings, prepared)):
-        with pytest.raises(ConsumerError, match=r"group g has 1 members \(kmr at .*stop them"):
+        with pytest.raises(ConsumerError, match=r"group g has 1 member \(kmr at .*stop them"):
             await refused
     await member.consumer.stop()
     assert await committed(settings, "g") == await committed(settings, "g.backfill") == {}

@@ -252,7 +252,7 @@ async def test_a_dry_run_prints_the_plan_and_a_refusal_says_what_to_wait_for(sit
     assert code == 0, out
     code, out = await site.cutover("--dry-run")
     assert code == 0, out
-    assert "group web2 is 600 offsets behind group web in 1 partitions" in out
+    assert "group web2 is 600 offsets behind group web in 1 partition" in out
     assert "group web2 has no members" in out
     assert "EXCHANGE TABLES" in out
     assert out.endswith("dry run: nothing was changed\n")

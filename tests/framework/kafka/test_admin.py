@@ -106,7 +106,7 @@ async def test_a_group_with_members_shows_them_and_keeps_its_offsets(
     (member,) = group.members
     assert (member.client_id, member.partitions) == ("me", (T0, T1))
     assert member.member_id == consumer.member_id
-    with pytest.raises(ConsumerError, match=r"group g has 1 members \(me at .*\): stop them"):
+    with pytest.raises(ConsumerError, match=r"group g has 1 member \(me at .*\): stop them"):
         await admin.reset_offsets("g", {T0: CommitOffset(0)})
     await consumer.stop()
     await admin.reset_offsets("g", {T0: CommitOffset(0)})

@@ -539,7 +539,7 @@ def test_a_test_of_a_strategy_has_the_failures_of_its_window() -> None:
         ({"late": "reemit", "correct": "1h"}, "2026-01-01T00:00:00.000Z with "),
         (
             {"length": None, "session": "5s", "max": "1m"},
-            "2026-01-01T00:00:01.000Z of 0 with 1 rows",
+            "2026-01-01T00:00:01.000Z of 0 with 1 row",
         ),
     ],
 )
