@@ -185,6 +185,8 @@ class SparkDestination:
             application, version = transaction
             writer = writer.option("txnAppId", application).option("txnVersion", version)
         if self.table is not None:
+            # Raises if the table was dropped: `saveAsTable` would make another one.
+            _ = self.session.get().table(self.table.identifier).schema
             writer.mode("append").saveAsTable(self.table.identifier)
             return
         if self.partition_by:

@@ -216,6 +216,23 @@ async def test_a_table_that_is_made_anew_with_other_types_gets_files_of_these(
     assert rows_in(spark.table(table)) == [(2, 7)]
 
 
+@pytest.mark.parametrize("format_", ["parquet", "orc"])
+async def test_a_table_that_is_dropped_in_the_run_is_a_clear_error_and_not_made_again(
+    context: Context, spark: SparkSession, table: str, format_: str
+) -> None:
+    spark.sql(f"CREATE TABLE {table} (partition BIGINT, offset BIGINT) USING {format_}")
+    writer = SparkWriter(table=table)
+    await writer.open(context)
+    try:
+        spark.sql(f"DROP TABLE {table}")
+        writer.add(rows_of(0, 1))
+        with pytest.raises(StrategyError, match="TABLE_OR_VIEW_NOT_FOUND"):
+            writer.flush()
+    finally:
+        await writer.close()
+    assert not spark.catalog.tableExists(table)
+
+
 async def test_times_and_spaces_are_whole_in_files_of_text(
     context: Context, spark: SparkSession, tmp_path: Path
 ) -> None:
