@@ -180,7 +180,7 @@ def _scalar(  # noqa: C901
         elif code == FLOAT:
             value, is_one = as_float(mantissa, power, byte == MINUS)
             has_exponent = not integer and power >= 0
-            if is_one and (has_exponent or is_kept(mantissa, power, high)):
+            if is_one and (has_exponent or is_kept(mantissa, power, value, high)):
                 return at, np.int64(VALUE), value
     elif byte in (OPEN, LIST):
         at = skip_value(at, end, limit)

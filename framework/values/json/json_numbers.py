@@ -17,10 +17,14 @@ _ZEROS, _HIGHS = np.uint64(0x3030303030303030), np.uint64(0x8080808080808080)
 _UP_FROM_TEN = np.uint64(0x7676767676767676)  # plus 10 it is 0x80
 _PAIRS = np.uint64(0x000000FF000000FF)
 _MOST_DIGITS = 19  # of a number below 2**64
-_LARGEST_MANTISSA = 1 << 53
+_SHORT_MANTISSA = 1 << 32
 _LARGEST_POWER = 22
 _POWERS = np.array([10.0**power for power in range(_LARGEST_POWER + 1)])
 _UNITS = np.array([10**power for power in range(_MOST_DIGITS + 1)], np.uint64)
+_LEAST_TIE, _LARGEST_TIE = (
+    -4,
+    23,
+)  # powers with products of 64 bits that are halfway between two floats
 _LOWEST, _HIGHEST = -342, 308  # powers of ten whose products with 64 bits may be floats
 
 
@@ -39,25 +43,31 @@ def _words_of_power(power: int) -> tuple[int, int]:
 _WORDS = np.array([_words_of_power(power) for power in range(_LOWEST, _HIGHEST + 1)], np.uint64)
 
 
-@compiled
+@inlined
+def _eight(word: Int) -> Int:
+    """Return the number of 8 digits, of which the first is in the lowest byte."""
+    word = word * np.uint64(10) + (
+        word >> np.uint64(8)
+    )  # of two digits, then of pairs, then of those
+    low = (word & _PAIRS) * np.uint64(0x000F424000000064)
+    high = ((word >> np.uint64(16)) & _PAIRS) * np.uint64(0x0000271000000001)
+    return (low + high) >> np.uint64(32)
+
+
+@inlined
 def _digits(at: Int, end: Int, limit: Int, mantissa: Int) -> tuple[Int, Int]:
     """Append digits to a mantissa; return the address of the first other byte, and the mantissa."""
-    while at < end and at + 8 <= limit:
+    while at + 8 <= limit:
         word = load64(at) ^ _ZEROS
         # Only the lowest mark is certain: that of the first byte that is no digit.
         others = (word | (word + _UP_FROM_TEN)) & _HIGHS
+        if others == np.uint64(0) and at + 8 <= end:
+            mantissa = mantissa * _UNITS[8] + _eight(word)
+            at += 8
+            continue
         count = min(trailing_zeros(others) >> 3, end - at)
-        if count == 0:
-            return at, mantissa
-        word <<= np.uint64(64 - 8 * count)
-        # Pairs of digits, then of pairs, then of those.
-        word = word * np.uint64(10) + (word >> np.uint64(8))
-        low = (word & _PAIRS) * np.uint64(0x000F424000000064)
-        high = ((word >> np.uint64(16)) & _PAIRS) * np.uint64(0x0000271000000001)
-        mantissa = mantissa * _UNITS[count] + ((low + high) >> np.uint64(32))
-        at += count
-        if count < 8:
-            return at, mantissa
+        half = np.uint64(32 - 4 * count)  # a word cannot be shifted by all its bits at once
+        return at + count, mantissa * _UNITS[count] + _eight((word << half) << half)
     while at < end:
         digit = load8(at) - _ZERO
         if digit < 0 or digit > 9:
@@ -130,20 +140,25 @@ def as_float(mantissa: Int, power: Int, negative: bool) -> tuple[Int, bool]:
     word = np.uint64(mantissa)
     if word == np.uint64(0):
         return np.int64(0), not negative and power < 9999  # -0 is 0, but -0.0 is not
-    if word <= np.uint64(_LARGEST_MANTISSA) and -_LARGEST_POWER <= power <= _LARGEST_POWER:
+    # Exact up to 2 ** 53, but floats of 16 and of 17 digits in turn would make this branch slow.
+    if word <= np.uint64(_SHORT_MANTISSA) and -_LARGEST_POWER <= power <= _LARGEST_POWER:
         value: Any = np.float64(word)
         value = value / _POWERS[-power] if power < 0 else value * _POWERS[power]
         return bits_of(-value if negative else value), True
-    bits, exact = _nearest(word, power)
-    return np.int64(bits | (np.uint64(negative) << np.uint64(63))), exact
+    bits, known = _nearest(word, power)
+    return np.int64(bits | (np.uint64(negative) << np.uint64(63))), known
 
 
 @compiled
-def is_kept(mantissa: Int, power: Int, bits: Int) -> bool:
-    """Whether a number with a power of at most 0 is a float of so many binary digits, or has a fraction."""
-    word = np.uint64(mantissa)
-    if word >> np.uint64(bits) == np.uint64(0):
+def is_kept(mantissa: Int, power: Int, float_: Int, bits: Int) -> bool:
+    """Whether a number with a power of at most 0 is a float of so many binary digits, or has a fraction.
+
+    `float_`: the bits of the float nearest to it. Below 2 ** bits all integers are floats.
+    """
+    exponent = (float_ >> 52) & 0x7FF
+    if exponent < 1023 + bits:
         return True
+    word = np.uint64(mantissa)
     if power < 0:
         if power < -_MOST_DIGITS:
             return True
@@ -184,8 +199,9 @@ def _nearest(mantissa: Int, power: Int) -> tuple[Int, bool]:
     top = high >> np.uint64(63)
     found = high >> (top + np.uint64(9))
     exponent -= np.int64(one ^ top)
-    if low <= one and high & nine == np.uint64(0) and found & np.uint64(3) == one:
-        return np.uint64(0), False  # halfway between two floats
+    may_be_tie = low <= one and _LEAST_TIE <= power <= _LARGEST_TIE
+    if may_be_tie and found & np.uint64(3) == one and found << (top + np.uint64(9)) == high:
+        found ^= one  # halfway between two floats: to the even one
     found = (found + (found & one)) >> one
     if found >> np.uint64(53) != np.uint64(0):
         found >>= one

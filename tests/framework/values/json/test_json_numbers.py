@@ -83,6 +83,11 @@ def test_integers_beyond_64_bits_do_not_fit() -> None:
         "9661549171280272.0",
         "4908436002360.3125",
         "12345678901234567e-27",
+        "9007199254740993.0",
+        "9007199254740995.0",
+        "4503599627370496.5",
+        "1125899906842624.125",
+        "5.836112769733888e+19",
     ],
 )
 def test_floats_are_the_nearest_ones(text: str) -> None:
@@ -90,13 +95,7 @@ def test_floats_are_the_nearest_ones(text: str) -> None:
     assert (found.size, found.is_integer, found.number) == (len(text), False, float(text))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("1e999", "1e-400", "9007199254740993", "-0.0"),
-        *("9007199254740993.0", "4503599627370496.5"),
-    ],
-)
+@pytest.mark.parametrize("text", ["1e999", "1e-400", "-0.0"])
 def test_floats_that_are_not_certain_are_not_known(text: str) -> None:
     assert read(text).number is None
 
