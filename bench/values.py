@@ -4,7 +4,8 @@ Events in JSON (185 bytes, 9 fields, of which 6 are used), Avro and Protobuf (10
 by kmr, and Python objects by the usual libraries. Times are processor time of the thread, the best of several
 rounds, contenders in turn. The last column has two threads at a time: 2.0 where the interpreter lock is never
 held, and both cores are free. A second table has values of many shapes, to columns, to a function for each
-record, and from columns; a third the maps of `bench.hits` alone, on batches of 5,000 records.
+record, and from columns; a third few values at once, as topics of many partitions have them; a fourth the
+maps of `bench.hits` alone, on batches of 5,000 records.
 """
 
 from __future__ import annotations
@@ -238,12 +239,14 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", choices=["event", "shapes", "maps"])
+    parser.add_argument("--only", choices=["event", "shapes", "few", "maps"])
     options = parser.parse_args()
     rounds: int = options.rounds
     keep_freed_memory()  # as `kmr run` does
     freeze_modules()
-    parts = {"event": print_event, "shapes": print_shapes, "maps": print_maps}
+    parts = {
+        "event": print_event, "shapes": print_shapes, "few": print_few, "maps": print_maps,
+    }  # fmt: skip
     for name, part in parts.items():
         if options.only in (None, name):
             part(rounds)
@@ -288,11 +291,31 @@ def print_shapes(rounds: int) -> None:
                 ours, theirs = _in_turn(*pair(contest, shape), rounds)
                 cells += [f"{ours / len(contest.values) * 1e9:,.0f}", f"{ours / theirs:.2f}"]
             lines[title].append(cells)
-    headings = ["value"]
-    for name, rival in (("JSON", "msgspec"), ("Avro", "fastavro"), ("Protobuf", "google.protobuf")):
-        headings += [f"{name}, ns", f"of {rival}'s time"]
+    headings = ["value", *_FORMATS]
     for title, made in lines.items():
         print_table(f"Values of many shapes {title}, one core", headings, made, text=("value",))
+
+
+_FORMATS = [
+    *("JSON, ns", "of msgspec's time", "Avro, ns", "of fastavro's time"),
+    *("Protobuf, ns", "of google.protobuf's time"),
+]
+
+
+def print_few(rounds: int) -> None:
+    """Measure few values at once, to columns: each batch costs something, and each of its columns."""
+    lines = []
+    for fields in (10, 50, 200, 1000):
+        (shape,) = (each for each in SHAPES if each.name == f"{fields} fields")
+        values = shape.values()
+        for count in (1, 5, 50):
+            cells = [shape.name, f"{count}"]
+            for contest in filter(None, _contests(shape, values[:count])):
+                ours, theirs = _in_turn(*_to_columns(contest, shape), 20 * rounds)
+                cells += [f"{ours / count * 1e9:,.0f}", f"{ours / theirs:.2f}"]
+            lines.append(cells)
+    headings = ["value", "at once", *_FORMATS]
+    print_table("Few values to columns, one core", headings, lines, text=("value",))
 
 
 def _contests(shape: Shape, values: list[dict[str, Any]]) -> list[Contest | None]:

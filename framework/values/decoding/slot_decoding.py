@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from ..registry.framing import NULL
 from ..value_format import Decoded
@@ -15,6 +14,7 @@ from .slots import Bad, SlotColumn, SlotLayout, Slots
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from ...formats.machine_code import Kernel
@@ -85,9 +85,9 @@ def decode_slots(
             failures[failed] = code.reason(int(batch.statuses[failed]), place, found)
         wrong: dict[int, str] = {}
         mark = _marker(slots, wrong)
-        arrays = slots.columns(target.columns.values(), data, mark)
+        columns = slots.batch([*target.columns.values()], target.schema, data, mark)
         if not wrong:
-            return Decoded(pa.RecordBatch.from_arrays(arrays, schema=target.schema), failures)
+            return Decoded(columns, failures)
         failures |= wrong
         entries = entries.copy()
         entries[[*wrong]] = NULL

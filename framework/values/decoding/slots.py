@@ -9,22 +9,19 @@ their own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from ...formats.machine_code import BYTES, INT32S, INT64S, NUMBER, load
-from ...formats.memory import bytes_below, copy32, load8
+from .flat_columns import FlatColumns
 from .frame import CHILD, LEVEL, SlotArrays
+from .pieces import gather, gather_fixed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
-
-    from ...formats.machine_code import Ints, Kernel
 
 Array: TypeAlias = Any
 """An Arrow array of any type."""
@@ -41,13 +38,10 @@ Kind: TypeAlias = Literal[
 _pa: Any = pa
 _FIRST_CAPACITY: Final = 1024
 _MOST: Final = 16  # times as much room at once
-ALONE: Final = -1
-_FEW: Final = 1024  # rows, of which columns of one type are made together
-_MANY: Final = 8  # columns of one type; fewer are made one by one
+_FEW: Final = 1024  # rows, of which simple columns are made together
+_MANY: Final = 8  # columns; fewer are made one by one
 _SIMPLE: Final = frozenset({"integer", "float", "double", "boolean", "text", "bytes"})
 _WORD: Final = 64  # bits of a slot
-_LARGEST = 2**31 - 1  # bytes of a column of text
-_BLOCK = 32  # bytes that are copied together
 
 
 @dataclass(slots=True)
@@ -61,7 +55,7 @@ class SlotColumn:
         children: the fields of a struct; the items of a list; the key and the value of a map; the seconds and
             nanoseconds of an instant; the one field of a wrapper.
         to_json: makes text of the bytes of a JSON column, or raises ValueError.
-        group: the number of the columns that may be made together with this one, or ALONE.
+        is_flat: whether it may be made together with others, see `FlatColumns`.
     """
 
     kind: Kind
@@ -72,7 +66,7 @@ class SlotColumn:
     path: str = ""
     children: list[SlotColumn] = field(default_factory=list)
     to_json: Callable[[bytes], str] | None = None
-    group: int = ALONE
+    is_flat: bool = False
 
     def nullable(self) -> Iterator[int]:
         """Yield the slot columns to make null so that it is null: its own and those of its fields."""
@@ -89,9 +83,8 @@ class SlotLayout:
     def __init__(self) -> None:
         self.levels = 1
         self._columns: list[tuple[int, int]] = []
-        self._made: list[SlotColumn] = []
-        self._groups: dict[tuple[Kind, str], int] = {}
         self._tables: SlotTables | None = None
+        self._flat: FlatColumns | None = None
 
     def add(
         self, kind: Kind, type_: pa.DataType, level: int, path: str, *, words: int = 1
@@ -103,9 +96,7 @@ class SlotLayout:
             child = self.levels
             self.levels += 1
         self._columns += [(level, child)] * words
-        if level == 0 and kind in _SIMPLE:
-            column.group = self._groups.setdefault((kind, str(type_)), len(self._groups))
-        self._made.append(column)
+        column.is_flat = level == 0 and kind in _SIMPLE
         return column
 
     def child_level(self, column: SlotColumn) -> int:
@@ -118,17 +109,18 @@ class SlotLayout:
 
     @property
     def tables(self) -> SlotTables:
-        """The tables of the columns so far; complete when all groups are known."""
+        """The tables of the columns so far; complete when the last was added."""
         if self._tables is None or len(self._tables.order) < len(self._columns):
-            groups: dict[int, list[SlotColumn]] = {}
-            for column in self._made:
-                groups.setdefault(column.group, []).append(column)
-            groups.pop(ALONE, None)
             levels = np.array(self._columns, np.int64).reshape(-1, 2)
             order = np.argsort(levels[:, LEVEL], kind="stable")
-            many = [group for group in groups.values() if len(group) >= _MANY]
-            self._tables = SlotTables(levels, order, many)
+            self._tables = SlotTables(levels, order)
         return self._tables
+
+    def flat(self, columns: Sequence[SlotColumn]) -> FlatColumns:
+        """Return those of the columns of the schema, always the same, that may be made together."""
+        if self._flat is None:
+            self._flat = FlatColumns([each for each in columns if each.is_flat])
+        return self._flat
 
 
 class SlotTables(NamedTuple):
@@ -137,12 +129,10 @@ class SlotTables(NamedTuple):
     Attributes:
         levels: the level of each, and that of its items (-1: it is not a list).
         order: their order in memory: those of level 0 are the first.
-        groups: columns that may be made together.
     """
 
     levels: NDArray[np.int64]
     order: NDArray[np.int64]
-    groups: list[list[SlotColumn]]
 
 
 class Slots:
@@ -153,7 +143,8 @@ class Slots:
     """
 
     def __init__(self, layout: SlotLayout, rows: int) -> None:
-        self.table, self._order, self._groups = layout.tables
+        self.table, self._order = layout.tables
+        self._layout = layout
         self.cursors = np.zeros(layout.levels, np.int64)
         self._saved = np.zeros(layout.levels, np.int64)
         self.capacities = np.full(layout.levels, _FIRST_CAPACITY, np.int64)
@@ -194,48 +185,37 @@ class Slots:
             self.values[new : new + used] = values[old : old + used]
             self.valid[new : new + used] = valid[old : old + used]
 
-    def columns(
-        self, columns: Iterable[SlotColumn], data: NDArray[np.uint8], bad: Bad
-    ) -> list[Array]:
-        """Return columns as Arrow arrays; see `array`.
+    def batch(
+        self,
+        columns: Sequence[SlotColumn],
+        schema: pa.Schema,
+        data: NDArray[np.uint8],
+        bad: Bad,
+    ) -> pa.RecordBatch:
+        """Return columns with the names of a schema; see `array`.
 
-        An array takes longer to make than few values to copy. So where there are few rows, simple columns of
-        one type are slices of one array.
+        Columns of few rows take longer to make one by one than together, in one piece of memory.
         """
-        columns = list(columns)
         made: dict[int, Array] = {}
-        if self._groups and self.cursors[0] <= _FEW:
-            wanted = {each.first for each in columns}
-            for group in self._groups:
-                simple = [each for each in group if each.first in wanted and self.is_simple(each)]
-                made |= self._together(simple, data)
-        return [
+        together = self._layout.flat(columns)
+        if self.cursors[0] <= _FEW and len(together.columns) >= _MANY:
+            simple = self.simple()
+            is_all = len(together.columns) == len(columns) and simple[together.slots].all()
+            batch = together.batch(self, simple, data, schema if is_all else None)
+            if batch is not None and is_all:
+                return batch
+            if batch is not None:
+                pairs = zip(together.columns, batch.columns, strict=True)
+                made = {each.first: array for each, array in pairs if simple[each.first]}
+        arrays = [
             self.array(each, data, bad) if each.first not in made else made[each.first]
             for each in columns
         ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def is_simple(self, column: SlotColumn) -> bool:
-        """Whether the slots of a column of a group hold what `array` takes from there."""
-        return True
-
-    def _together(self, group: list[SlotColumn], data: NDArray[np.uint8]) -> dict[int, Array]:
-        """Return columns of one type by their numbers; none if they are few, or a value is not valid."""
-        if len(group) < _MANY or not self.cursors[0]:
-            return {}
-        layout = SlotLayout()
-        one = layout.add(group[0].kind, group[0].type, 0, "")
-        rows = int(self.cursors[0])
-        joined = Slots(layout, 0)
-        joined.cursors[0] = len(group) * rows
-        places = self.bases[[each.first for each in group]] // rows
-        every = int(np.count_nonzero(self.table[:, LEVEL] == 0)) * rows
-        joined.values = self.values[:every].reshape(-1, rows).take(places, axis=0).ravel()
-        joined.valid = self.valid[:every].reshape(-1, rows).take(places, axis=0).ravel()
-        wrong: list[SlotColumn] = []
-        array = joined.array(one, data, lambda column, *_: wrong.append(column))
-        if wrong:
-            return {}
-        return {each.first: array.slice(at * rows, rows) for at, each in enumerate(group)}
+    def simple(self) -> NDArray[np.bool_]:
+        """Return for each slot column whether `array` takes nothing from elsewhere, if it is flat."""
+        return np.ones(len(self.table), np.bool_)
 
     def array(self, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
         """Return a column as Arrow array.
@@ -454,91 +434,3 @@ _BUILDERS: Final[dict[Kind, Callable[[Slots, SlotColumn, NDArray[np.uint8], Bad]
     "wrapper": _wrapper,
     "json": _json,
 }
-
-
-def gather(
-    data: NDArray[np.uint8], pieces: NDArray[np.int64], valid: NDArray[np.bool_] | None = None
-) -> tuple[NDArray[np.int32], NDArray[np.uint8], bool]:
-    """Concatenate pieces of `data`; a null has none. Returns Arrow offsets, bytes, and if all are ASCII.
-
-    Returns no offsets where they would not fit into 32 bits.
-    """
-    there = np.ones(len(pieces), np.uint8) if valid is None else valid.view(np.uint8)
-    offsets = np.empty(len(pieces) + 1, np.int32)
-    total = np.zeros(2, np.int64)
-    _kernels()["_offsets_of"](pieces, there, offsets, total)
-    if total[0] > _LARGEST:
-        return offsets[:0], np.empty(0, np.uint8), True
-    out = np.empty(int(total[0]) + _BLOCK, np.uint8)
-    addresses = np.array([data.ctypes.data, out.ctypes.data], np.int64)
-    _kernels()["_copy_pieces"](addresses, len(data), pieces, offsets, out, total)
-    return offsets, out[:-_BLOCK], not total[1]
-
-
-def gather_fixed(
-    data: NDArray[np.uint8], pieces: NDArray[np.int64], valid: NDArray[np.bool_], size: int
-) -> NDArray[np.uint8]:
-    """Concatenate pieces of `size` bytes each; a null has zeros."""
-    out = np.zeros(len(pieces) * size, np.uint8)
-    _kernels()["_copy_fixed"](data, pieces, valid.view(np.uint8), size, out)
-    return out
-
-
-@cache
-def _kernels() -> dict[str, Kernel]:
-    return load(
-        __name__,
-        {
-            "_offsets_of": (INT64S, BYTES, INT32S, INT64S),
-            "_copy_pieces": (INT64S, NUMBER, INT64S, INT32S, BYTES, INT64S),
-            "_copy_fixed": (BYTES, INT64S, BYTES, NUMBER, BYTES),
-        },
-    )
-
-
-def _offsets_of(pieces: Ints, valid: Ints, offsets: Ints, total: Ints) -> None:
-    size = np.int64(0)
-    for row in range(len(pieces)):
-        offsets[row] = size
-        size += (pieces[row] & 0xFFFFFFFF) * np.int64(valid[row] != 0)
-    offsets[len(pieces)] = size
-    total[0] = size
-
-
-def _copy_pieces(
-    addresses: Ints, size: int, pieces: Ints, offsets: Ints, out: Ints, total: Ints
-) -> None:
-    base, out_base = addresses[0], addresses[1]
-    end = base + size
-    high = np.uint64(0)  # not 0: a byte is not ASCII
-    for row in range(len(pieces)):
-        to = out_base + np.int64(offsets[row])
-        left = np.int64(offsets[row + 1]) - np.int64(offsets[row])
-        start = base + (pieces[row] >> 32 if left > 0 else np.int64(0))
-        # Blocks are copied whole, and one even for an empty text, which saves a branch. The next text
-        # overwrites the bytes after the end of this one.
-        while start + _BLOCK <= end:
-            copy32(to, start)
-            beyond = np.uint64(max(_BLOCK - left, np.int64(0)))
-            high |= ~bytes_below(start, 0x80) & (np.uint64(0xFFFFFFFF) >> beyond)
-            left -= _BLOCK
-            if left <= 0:
-                break
-            start += _BLOCK
-            to += _BLOCK
-        while left > 0:
-            out[to - out_base] = load8(start)
-            high |= np.uint64(load8(start) >> 7)
-            start += 1
-            to += 1
-            left -= 1
-    total[1] = high != np.uint64(0)
-
-
-def _copy_fixed(data: Ints, pieces: Ints, valid: Ints, size: int, out: Ints) -> None:
-    for row in range(len(pieces)):
-        if valid[row]:
-            start = np.uint64(pieces[row]) >> np.uint64(32)
-            to = np.uint64(row * size)
-            for i in range(np.uint64(size)):
-                out[to + i] = data[start + i]

@@ -25,7 +25,7 @@ from ...columns.fitting import fit
 from ...columns.numbers import DIGITS
 from ...errors import as_exception
 from ..decoding.slot_decoding import CompiledDecoder, batch_of, run
-from ..decoding.slots import ALONE, SlotColumn, SlotLayout, Slots, valid_texts
+from ..decoding.slots import SlotColumn, SlotLayout, Slots, valid_texts
 from ..lost_digits import FINE, LARGE_OR_TINY, has_floats, has_times
 from ..python_columns import to_column
 from ..registry.framing import NULL, raw_values
@@ -55,7 +55,7 @@ _NOT_SIMPLE: Final = 1 << kernel.ODD | 1 << kernel.ESCAPED
 class WalkedColumns(NamedTuple):
     """The columns of some texts, and which rows are left to msgspec: what they hold there is undefined."""
 
-    columns: list[Any]
+    columns: pa.RecordBatch
     left: NDArray[np.bool_]
 
 
@@ -249,6 +249,7 @@ class WalkTables:
         columns: those of the fields of the type.
         values: how the value in each slot column is read.
         defaults: the field in each slot column.
+        odd: for each slot column `1 << kind` of what its slots do not hold, see `JsonScratch.others`.
         program: the tables.
     """
 
@@ -266,6 +267,10 @@ class WalkTables:
         self._lines.append([0] * kernel.NODE_WIDTH)
         self._fill(0, root, 0, 0)
         self.columns = [field.value.column for field in fields]
+        self.odd = np.full(len(self.layout.tables.levels), _NOT_SIMPLE, np.uint8)
+        for column, field in self.defaults.items():
+            if field.default not in (None, msgspec.NODEFAULT):
+                self.odd[column] |= _MISSING
         names = np.frombuffer(bytes(self._names), np.uint8)
         self.program = kernel.JsonProgram(
             np.array(self._lines, np.int64),
@@ -317,7 +322,7 @@ class WalkTables:
         value.column = self.layout.add(value.kind, value.stored, level, "")
         is_checked = value.allowed is not None or value.pattern is not None
         if value.code == kernel.RAW or is_checked or value.stored != value.type:
-            value.column.group = ALONE
+            value.column.is_flat = False
         self.values[value.column.first] = value
 
     def _hash(self, line: list[int]) -> None:
@@ -347,8 +352,8 @@ def plan_of(source: type | pa.Schema) -> WalkTables | None:
     return WalkTables(fields, closed=_is_closed(rows.info))
 
 
-def walk(plan: WalkTables, values: Any) -> WalkedColumns:
-    """Decode a binary column of JSON objects to the columns of a plan."""
+def walk(plan: WalkTables, schema: pa.Schema, values: Any) -> WalkedColumns:
+    """Decode a binary column of JSON objects to the columns of a plan, which a schema names."""
     raw = raw_values(values)
     entries = np.zeros(len(values), np.int64)
     if raw.nulls is not None:
@@ -366,7 +371,7 @@ def walk(plan: WalkTables, values: Any) -> WalkedColumns:
     def bad(column: SlotColumn, items: NDArray[np.int64], reason: str) -> None:
         slots.leave(column, items)
 
-    return WalkedColumns(slots.columns(plan.columns, raw.data, bad), slots.left)
+    return WalkedColumns(slots.batch(plan.columns, schema, raw.data, bad), slots.left)
 
 
 class _Cells(Slots):
@@ -384,20 +389,10 @@ class _Cells(Slots):
         """Leave the rows of some items to msgspec."""
         self.left[self.rows_of(column, items)] = True
 
-    def is_simple(self, column: SlotColumn) -> bool:
-        """Whether a column holds only what the walk has read, and nulls."""
-        kinds = self.scratch.others[column.first]
-        if not kinds:
-            return True
-        if kinds & _NOT_SIMPLE or (kinds & _MISSING and self._has_default(column)):
-            return False
-        if kinds & _MISSING:
-            valid = self.is_valid(column.first).view(np.uint8)
-            valid[:] = valid == kernel.VALUE
-        return True
-
-    def _has_default(self, column: SlotColumn) -> bool:
-        return self._plan.defaults[column.first].default not in (None, msgspec.NODEFAULT)
+    def simple(self) -> NDArray[np.bool_]:
+        """Return which slot columns hold only what the walk has read, and nulls."""
+        simple: NDArray[np.bool_] = self.scratch.others & self._plan.odd == 0
+        return simple
 
     def array(self, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Any:
         """Return a column: what the walk has read, defaults, and the rest by msgspec."""
@@ -405,10 +400,12 @@ class _Cells(Slots):
         if value is None:  # the keys of a map
             return super().array(column, data, bad)
         others = []
-        if not self.is_simple(column):
-            found = self.is_valid(column.first).view(np.uint8)
+        found = self.is_valid(column.first).view(np.uint8)
+        if self.scratch.others[column.first] & self._plan.odd[column.first]:
             others = list(self._others(column, value, found.copy()))
             found[:] = (found == kernel.VALUE) | (found == kernel.ESCAPED)
+        elif self.scratch.others[column.first] & _MISSING:
+            found[:] = found == kernel.VALUE
         if value.code == kernel.RAW:
             array = _pa.nulls(int(self.cursors[column.level]), value.type)
         elif self.scratch.others[column.first] & 1 << kernel.ESCAPED:

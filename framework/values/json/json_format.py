@@ -117,17 +117,18 @@ class Json(TypedFormat):
         plan = plan_of(self.type)
         if plan is None or not len(values):
             return super().decode(values)
-        columns, is_left = walk(plan, values)
+        columns, is_left = walk(plan, self.schema, values)
         failures: dict[int, str] = {}
         if is_left.any():
             left = np.flatnonzero(is_left)
             by_msgspec, failed = super().decode(values.take(pa.array(left, pa.int64())))
             failures = {int(left[row]): reason for row, reason in failed.items()}
-            columns = [
+            spliced = [
                 splice(fast, left, slow)
-                for fast, slow in zip(columns, by_msgspec.columns, strict=True)
+                for fast, slow in zip(columns.columns, by_msgspec.columns, strict=True)
             ]
-        return Decoded(pa.RecordBatch.from_arrays(columns, schema=self.schema), failures)
+            columns = pa.RecordBatch.from_arrays(spliced, schema=self.schema)
+        return Decoded(columns, failures)
 
     @property
     def has_schema_ids(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...formats.machine_code import BYTES, INT32S, INT64S, load
-from ..decoding.slots import gather
+from ..decoding.pieces import gather
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

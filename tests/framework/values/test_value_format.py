@@ -12,7 +12,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from kmr import Avro, Json, Protobuf
 from kmr.errors import StrategyError
 from kmr.values.avro import kernel as avro_kernel
-from kmr.values.decoding import frame, slots
+from kmr.values.decoding import flat_columns, frame, pieces
 from kmr.values.json import json_kernel, json_texts
 from kmr.values.protobuf import kernel as protobuf_kernel
 from kmr.values.registry import framing
@@ -25,7 +25,8 @@ LOADED: list[Any] = [
     json_kernel.kernel,
     avro_kernel.kernel,
     protobuf_kernel.kernel,
-    slots._kernels,
+    flat_columns._kernels,
+    pieces._kernels,
     framing._kernels,
     json_texts._kernels,
 ]
@@ -33,6 +34,9 @@ LOADED: list[Any] = [
 
 class Text(msgspec.Struct):
     text: str = ""
+
+
+Wide = msgspec.defstruct("Wide", [(f"n{at}", int) for at in range(9)])
 
 
 class Sizes(ValueFormat):
@@ -57,7 +61,9 @@ def test_a_format_without_encode_cannot_be_written() -> None:
     [
         (Json(Text), b'{"text":"\\n"}'),
         (Json(Text, registry=REGISTRY), b"?"),
+        (Json(Wide), msgspec.json.encode({f"n{at}": at for at in range(9)})),
         (Avro(Text), b"\2x"),
+        (Avro(Wide), bytes(9)),
         (Avro({"type": "fixed", "name": "one", "size": 1}), b"x"),
         (Avro(Text, registry=REGISTRY), b"?"),
         (Protobuf(StringValue), StringValue(value="x").SerializeToString()),
@@ -75,7 +81,7 @@ def test_after_warm_up_decoding_loads_no_code(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("loaded by decoding")
 
-    for module in (frame, slots, framing, json_texts):
+    for module in (flat_columns, frame, pieces, framing, json_texts):
         monkeypatch.setattr(module, "load", refuse)
     format_.decode(pa.array([value, None], pa.binary()))
     assert any(loaded.cache_info().currsize for loaded in LOADED)

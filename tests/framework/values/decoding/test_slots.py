@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.values.decoding.slots import SlotColumn, SlotLayout, Slots, gather
+from kmr.values.decoding.slots import SlotColumn, SlotLayout, Slots
 
 
 def test_slots_become_columns_of_every_width() -> None:
@@ -89,30 +89,9 @@ def test_columns_that_are_made_together_are_those_made_one_by_one(
     def mark(column: SlotColumn, items: Any, _: str) -> None:
         wrong.append((column.first, items.tolist()))
 
-    together = slots.columns(columns, data, mark)
+    schema = pa.schema([(f"c{at}", type_) for at in range(9)])
+    together = slots.batch(columns, schema, data, mark)
     found, wrong[:] = list(wrong), []
-    assert together == [slots.array(each, data, mark) for each in columns]
+    one_by_one = [slots.array(each, data, mark) for each in columns]
+    assert together == pa.RecordBatch.from_arrays(one_by_one, schema=schema)
     assert found == wrong
-    if rows and not found:
-        assert len({array.buffers()[1].address for array in together}) == 1
-
-
-@given(
-    st.binary(max_size=40),
-    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans())),
-)
-def test_pieces_of_any_size_and_place_are_gathered(
-    data: bytes, cuts: list[tuple[int, int, bool]]
-) -> None:
-    pieces = [
-        (min(start, len(data)), data[start : start + size], valid) for start, size, valid in cuts
-    ]
-    offsets, gathered, is_ascii = gather(
-        np.frombuffer(data, np.uint8),
-        np.array([start << 32 | len(piece) for start, piece, _ in pieces], np.int64),
-        np.array([valid for _, _, valid in pieces], np.bool_),
-    )
-    expected = [piece if valid else b"" for _, piece, valid in pieces]
-    assert gathered.tobytes() == b"".join(expected)
-    assert np.diff(offsets).tolist() == [len(piece) for piece in expected]
-    assert is_ascii == b"".join(expected).isascii()

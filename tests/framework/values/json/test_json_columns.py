@@ -54,7 +54,7 @@ def test_nested_objects_and_lists_are_walked_too() -> None:
         b'{"inner":{"a":2},"made":1,"tags":[1]}',
         b'{"inner":{"a":3}}',
     ]
-    columns, left = walk(plan, pa.array(texts, pa.binary()))
+    columns, left = walk(plan, Json(Outer).schema, pa.array(texts, pa.binary()))
     assert left.tolist() == [False, True, True, True, True]
     assert columns[0][0].as_py() == {"a": 1}
     decoded = Json(Outer).decode(pa.array(texts, pa.binary()))
@@ -80,7 +80,7 @@ def test_a_slice_of_values_has_its_own_rows(rows: int) -> None:
     texts = [b"x", None, *([b'{"inner":{"a":5},"made":1}'] * rows), b"z"]
     plan = plan_of(Outer)
     assert plan is not None
-    columns, left = walk(plan, pa.array(texts, pa.binary()).slice(1, 1 + rows))
+    columns, left = walk(plan, Json(Outer).schema, pa.array(texts, pa.binary()).slice(1, 1 + rows))
     assert columns[0].to_pylist() == [None, *([{"a": 5}] * rows)]
     assert not left.any()
 
@@ -96,9 +96,9 @@ def test_long_lists_make_room_for_themselves() -> None:
     texts = [msgspec.json.encode(row) for row in rows]
     plan = plan_of(kind)
     assert plan is not None
-    columns, left = walk(plan, pa.array(texts, pa.binary()))
+    columns, left = walk(plan, kind, pa.array(texts, pa.binary()))
     assert not left.any()
-    assert [column.to_pylist() for column in columns] == [
+    assert [column.to_pylist() for column in columns.columns] == [
         [row["n"] for row in rows],
         [row["a"] for row in rows],
         [list(row["m"].items()) for row in rows],
