@@ -54,7 +54,7 @@ _IN_ORDER: Final = (
 )
 _SIGNATURE: Final = """
 SELECT sum(hashtext(concat_ws(
-    ' ', attname, atttypid, atttypmod, attnotnull, attgenerated, attidentity))::bigint)
+    ' ', attname, atttypid, atttypmod, attnotnull, atthasdef, attgenerated, attidentity))::bigint)
 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"""
 _LIMITS: Final = """
 SELECT set_config('statement_timeout', %(ms)s, true),
@@ -307,7 +307,7 @@ class PostgresWriter(RangeWriter):
         )
 
     async def _was_altered(self, connection: Connection) -> bool:
-        """Return whether the columns have changed: the server may have rounded values.
+        """Return whether the columns have changed: the server may have rounded values, or refused others.
 
         In the transaction that has written, whose lock keeps the table as it is.
         """
@@ -396,7 +396,7 @@ class PostgresWriter(RangeWriter):
             )
         else:
             refused = await self._apply(self._changes, connection, rows, table, general, progress)
-        if await self._was_altered(connection) or (refused and await self._is_altered()):
+        if await self._was_altered(connection):
             raise _Altered
         self.set_up.judge(self, len(rows), refused, general)
         self.max_rows = self._pace.limit(self._most_rows)

@@ -244,6 +244,17 @@ async def test_a_column_that_is_added_while_the_worker_runs_is_written(
         await flush(writer, rows(4, 5, n=[1, 2]))
 
 
+async def test_a_default_that_is_set_while_rows_without_the_column_are_refused_is_used(
+    postgres_url: str, context: Context
+) -> None:
+    writer = await opened(postgres_url, context)
+    execute(postgres_url, "ALTER TABLE hits ADD n int NOT NULL")
+    assert len(refused(await flush(writer, rows(0, 1)))) == 2
+    execute(postgres_url, "ALTER TABLE hits ALTER n SET DEFAULT 7")
+    assert await flush(writer, rows(2, 3)) == Flushed()
+    assert query(postgres_url, "SELECT n FROM hits") == [7, 7]
+
+
 async def test_a_server_that_dies_is_waited_for_and_nothing_is_doubled(
     postgres_server: PostgresServer, postgres_url: str, context: Context
 ) -> None:
