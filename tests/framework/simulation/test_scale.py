@@ -54,7 +54,10 @@ def test_a_range_is_announced_and_written_as_often_as_the_model_says() -> None:
     assert not found.problems
     assert found.ranges == found.announced == pytest.approx(expected["ranges_per_second"], rel=0.03)
     assert found.inserts == pytest.approx(expected["inserts_per_second"], rel=0.03)
-    assert found.commits == pytest.approx(expected["commits_per_second"], rel=0.03)
+    # Partitions whose rows are old at about the same time are announced in one commit.
+    assert (
+        expected["commits_per_second"] / 4 < found.commits <= 1.03 * expected["commits_per_second"]
+    )
 
 
 def test_partitions_that_take_turns_are_written_later_and_share_commits() -> None:
