@@ -18,7 +18,9 @@ _LOADERS: Final = (
     "kmr.values.protobuf.kernel:kernel",
     "kmr.formats.kernels:_kernels",
     "kmr.values.json.json_texts:_kernels",
-    "kmr.values.decoding.slots:_kernels",
+    "kmr.values.decoding.pieces:_kernels",
+    "kmr.values.decoding.flat_columns:_kernels",
+    "kmr.values.registry.framing:_kernels",
     "kmr.memory.distinct_kernel:kernels",
 )
 _LOAD: Final = """
