@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .query import ExternalTable, Query
 
 _MAX_RESULT_BYTES = 1 << 30
+_LOST = "an error, whose message this version of Python loses because it is no UTF-8"
 _SESSION_TIMEOUT = 60.0  # seconds without a query
 
 
@@ -87,7 +88,7 @@ class ChdbEngine:
                 )
                 return _answer(query, result)
         except RuntimeError as error:
-            raise ClickHouseError.of_engine(str(error)) from error
+            raise ClickHouseError.of_engine(str(error) or _LOST) from error
         except UnicodeDecodeError as error:  # an error message quotes bytes
             message = error.object.decode(errors="backslashreplace")
             raise ClickHouseError.of_engine(message) from error

@@ -10,7 +10,6 @@ import os
 import signal
 import site
 import subprocess
-import tarfile
 import venv
 import zipfile
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from interop.sdists import unpack
 from tests.packaging.conftest import ROOT, build
 
 if TYPE_CHECKING:
@@ -159,9 +159,7 @@ def test_the_wheel_has_one_package_with_all_of_its_files(wheel: Path) -> None:
 
 def test_the_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", source, tmp_path / "sdist")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    again = build("wheel", tmp_path / sdist.name.removesuffix(".tar.gz"), tmp_path / "wheel")
+    again = build("wheel", unpack(sdist, tmp_path), tmp_path / "wheel")
     assert names_in(again) == names_in(wheel)
 
 
