@@ -187,7 +187,7 @@ class Bench:
             if contender.http is None:
                 return await self._read_by_hand(contender, total)
             await contender.wait_ready()
-            first = contender.figures()
+            first, blocks = contender.figures(), self._blocks()
             cpu, started = cpu_seconds(contender.pid), time.monotonic()
             figures = first
             with give_up_after(_PATIENCE, f"{name}: the backlog is not read"):
@@ -195,9 +195,10 @@ class Bench:
                     await anyio.sleep(0.1)
                     figures = contender.figures()
             took = time.monotonic() - started
-            flushes = (figures.flushes - first.flushes) / took
+            blocks = self._blocks() - blocks
+            flushed = figures.flushes - first.flushes if "nothing" in name else blocks
             cores = (cpu_seconds(contender.pid) - cpu) / took
-            return Result(cores, 0, flushes, None, (total - first.settled) / took)
+            return Result(cores, 0, flushed / took, None, (total - first.settled) / took)
         finally:
             await contender.stop()
 
