@@ -33,9 +33,7 @@ _JOINABLE: Final = 0.02  # seconds in which lanes come that end or make room at 
 _LARGE: Final = 4  # times `max_rows`: so many rows of all lanes do not wait for their age
 _MOST_ROWS: Final = 500_000  # of a joined turn; a sink writes more than a million in several blocks
 _MOST_BYTES: Final = 64 * 1024 * 1024
-_SOON: Final = (
-    0.025  # of `max_age`: rows that reach it so soon have their turn with those that have
-)
+_SOON: Final = 0.025  # of `max_age`: what reaches it so soon has a turn with what has
 _ROUNDING: Final = 1e-3
 _UNLIMITED: Final = 1e6  # turns in a second
 

@@ -46,9 +46,8 @@ _WORDS = np.array([_words_of_power(power) for power in range(_LOWEST, _HIGHEST +
 @inlined
 def _eight(word: Int) -> Int:
     """Return the number of 8 digits, of which the first is in the lowest byte."""
-    word = word * np.uint64(10) + (
-        word >> np.uint64(8)
-    )  # of two digits, then of pairs, then of those
+    # Numbers of two digits each, then of four, then of all.
+    word = word * np.uint64(10) + (word >> np.uint64(8))
     low = (word & _PAIRS) * np.uint64(0x000F424000000064)
     high = ((word >> np.uint64(16)) & _PAIRS) * np.uint64(0x0000271000000001)
     return (low + high) >> np.uint64(32)
