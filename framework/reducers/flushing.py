@@ -334,12 +334,11 @@ class FlushTrigger:
             The next item of the inbox, or the reason; "shutdown" when the inbox has ended.
         """
         while True:
-            has_turns = self._turns is not None
             if buffer.held and not self.replaying:
                 self.collected(buffer)
             if reason := self._reason(buffer):
                 return reason
-            deadline = math.inf if self.replaying or has_turns else buffer.deadline
+            deadline = math.inf if self.replaying or self._turns is not None else buffer.deadline
             with anyio.CancelScope(deadline=deadline) as self._waiting:
                 try:
                     return await self._inbox.receive()

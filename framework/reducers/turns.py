@@ -33,7 +33,7 @@ _JOINABLE: Final = 0.02  # seconds in which lanes come that end or make room at 
 _LARGE: Final = 4  # times `max_rows`: so many rows of all lanes do not wait for their age
 _MOST_ROWS: Final = 500_000  # of a joined turn; a sink writes more than a million in several blocks
 _MOST_BYTES: Final = 64 * 1024 * 1024
-_SOON: Final = 0.025  # of `max_age`: what reaches it so soon has a turn with what has
+_SOON: Final = 0.025  # of `max_age`: rows that lack less than this join the turn of older ones
 _ROUNDING: Final = 1e-3
 _UNLIMITED: Final = 1e6  # turns in a second
 
@@ -340,12 +340,8 @@ class Turns:
         lanes = sorted(self._waiting, key=self._urgency, reverse=True)
         while lanes and self._left + _ROUNDING >= 1:
             self._left -= 1
-            together = self._together(lanes)
+            together, lanes = self._together(lanes)
             self._give_together({lane: self._waiting[lane] for lane in together}, "age")
-            left_out = lanes[len(together) :]
-            if together != lanes[: len(together)]:
-                left_out = [lane for lane in lanes if lane in self._waiting]
-            lanes = left_out
         if self._waiting:
             self._set_timer()
         else:
@@ -363,21 +359,24 @@ class Turns:
             self._given[lane] = reason
             lane.look()
 
-    def _together(self, lanes: Sequence[WaitingLane]) -> Sequence[WaitingLane]:
-        """Return the lanes that have the next turn: the first, and the others with few rows if it has few."""
+    def _together(self, lanes: list[WaitingLane]) -> tuple[list[WaitingLane], list[WaitingLane]]:
+        """Return the lanes of the next turn, and the rest; lanes with few rows have one turn together."""
+        if self._waiting[lanes[0]].rows > self._joins:
+            return lanes[:1], lanes[1:]
         rows = nbytes = 0
         together: list[WaitingLane] = []
-        for lane in lanes:
+        rest: list[WaitingLane] = []
+        for number, lane in enumerate(lanes):
             buffer = self._waiting[lane]
             if buffer.rows > self._joins:
-                if not together:
-                    return [lane]
+                rest.append(lane)
                 continue
             rows, nbytes = rows + buffer.rows, nbytes + buffer.bytes
             if together and (rows > _MOST_ROWS or nbytes > _MOST_BYTES):
+                rest += lanes[number:]
                 break
             together.append(lane)
-        return together
+        return together, rest
 
     def _urgency(self, lane: WaitingLane) -> float:
         """Return the age and the number of the rows, each in units of its limit."""
