@@ -385,18 +385,30 @@ def _items(sequence: Any) -> list[Any]:
     return [sequence.apply(at) for at in range(sequence.size())]
 
 
-def _row_by_row(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function for executors, which need not have this package: pickled by value."""
+def _teller() -> Callable[[BaseException], str]:
+    """Return a function that tells an exception in one line.
 
-    def guarded(*values: Any) -> Any:
+    It and those around it run in executors, which need not have this package: they are pickled by value.
+    """
+
+    def tell(error: BaseException) -> str:
         import traceback
 
+        told = traceback.format_exception_only(error)
+        line = next((each for each in told if each[:1] != " "), "").partition("\n")[0]
+        return line.encode(errors="backslashreplace").decode()
+
+    return tell
+
+
+def _row_by_row(function: Callable[..., Any]) -> Callable[..., Any]:
+    tell = _teller()
+
+    def guarded(*values: Any) -> Any:
         try:
             return function(*values), None
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            told = traceback.format_exception_only(error)
-            line = next((each for each in told if each[:1] != " "), "").partition("\n")[0]
-            return None, line.encode(errors="backslashreplace").decode()
+            return None, tell(error)
 
     return guarded
 
@@ -406,9 +418,9 @@ def _vectorized(function: Callable[..., Any]) -> Callable[..., Any]:
 
     import pandas as pd  # type: ignore[import-untyped]
 
-    def guarded(*columns: Any) -> Any:
-        import traceback
+    tell = _teller()
 
+    def guarded(*columns: Any) -> Any:
         values: list[Any] = []
         errors: list[Any] = []
         todo = [(0, len(columns[0]))]
@@ -423,10 +435,8 @@ def _vectorized(function: Callable[..., Any]) -> Callable[..., Any]:
                     step = max(1, (stop - start) // 8)
                     todo += [(at, min(at + step, stop)) for at in range(start, stop, step)][::-1]
                     continue
-                told = traceback.format_exception_only(error)
-                line = next((each for each in told if each[:1] != " "), "").partition("\n")[0]
                 values.append(None)
-                errors.append(line.encode(errors="backslashreplace").decode())
+                errors.append(tell(error))
         return pd.DataFrame(
             {"value": pd.Series(values, dtype=object), "error": pd.Series(errors, dtype=object)}
         )
