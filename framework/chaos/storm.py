@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import for_code
 from anyio import to_thread
 
+from ..config.schema import show_count
 from ..errors import KmrError, SettingsError, StrategyError
 from ..memory.window_model import with_offsets
 from ..record import TopicPartition
@@ -186,7 +187,7 @@ async def _carry_out(
     record, faults = ProcessRecord(say), possible_faults(storm, strategy)
     async with _StrategyUnderTest(storm, strategy, directory, record) as site:
         workers = "1 worker shares" if storm.workers == 1 else f"{storm.workers} workers share"
-        say(f"{workers} {storm.partitions} partition{'' if storm.partitions == 1 else 's'}")
+        say(f"{workers} {show_count(storm.partitions, 'partition')}")
         course = ScheduleRun(
             *(site, site.load, faults.__getitem__, record, say),
             between=storm.between,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from .._extras import require_extra
-from ..config.schema import SECONDS, parse_quantity
+from ..config.schema import SECONDS, parse_quantity, show_count
 from ..errors import KmrError, SettingsError
 from ..loading import load_strategy
 from .output import plain_console
@@ -116,9 +116,7 @@ def chaos(
             console.print(
                 f"reduce_err: {errors.place if errors else 'not counted, it cannot be read'}"
             )
-        console.print(
-            f"seed {seed}; {loaded.requested_delivery}; {workers} worker{'' if workers == 1 else 's'}"
-        )
+        console.print(f"seed {seed}; {loaded.requested_delivery}; {show_count(workers, 'worker')}")
         began = time.monotonic()
 
         def say(text: str) -> None:
@@ -206,7 +204,7 @@ def _place(directory: Path | None) -> Iterator[_WorkDirectory]:
 
 def _show(console: Any, strategy: Strategy, storm: Storm, outcome: StormOutcome) -> None:
     console.print(
-        f"{outcome.struck} fault{'' if outcome.struck == 1 else 's'}, {outcome.killed} "
+        f"{show_count(outcome.struck, 'fault')}, {outcome.killed} "
         f"process{'' if outcome.killed == 1 else 'es'} killed, in {outcome.seconds:.0f} s."
     )
     delivery = strategy.requested_delivery
