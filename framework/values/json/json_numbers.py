@@ -21,10 +21,8 @@ _SHORT_MANTISSA = 1 << 32
 _LARGEST_POWER = 22
 _POWERS = np.array([10.0**power for power in range(_LARGEST_POWER + 1)])
 _UNITS = np.array([10**power for power in range(_MOST_DIGITS + 1)], np.uint64)
-_LEAST_TIE, _LARGEST_TIE = (
-    -4,
-    23,
-)  # powers with products of 64 bits that are halfway between two floats
+# The powers of numbers of 64 bits that can be halfway between two floats.
+_LEAST_TIE, _LARGEST_TIE = -4, 23
 _LOWEST, _HIGHEST = -342, 308  # powers of ten whose products with 64 bits may be floats
 
 

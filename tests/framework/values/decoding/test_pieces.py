@@ -1,4 +1,4 @@
-"""Pieces of the input are copied as they are, whatever is beside them."""
+"""`gather` copies each piece unchanged, and none of the bytes around it."""
 
 from __future__ import annotations
 
