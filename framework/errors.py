@@ -38,6 +38,10 @@ __all__ = [
 ]
 
 
+MANY: Final = 100
+"""So many rows that are all refused for one reason are no bad rows: the set-up is wrong."""
+
+
 class KmrError(Exception):
     """Base of all errors that are shown to the user as one message, without a traceback."""
 

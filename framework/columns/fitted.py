@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from ..errors import reason_of
 from .casting import Cast, Misfit
-from .kinds import Mask, either, is_text, mask_of, plain, whole, without
+from .kinds import Mask, either, is_text, plain, whole, without, without_rows
 from .reasons import reasons
 from .texts import excerpt, python_values
 
@@ -52,9 +52,7 @@ class Fitted(NamedTuple):
 
     def kept(self) -> pa.Table:
         """Return the rows that fit."""
-        if not self.refused:
-            return self.table
-        return self.table.filter(pa.array(~mask_of(list(self.refused), self.table.num_rows)))
+        return without_rows(self.table, self.refused)
 
 
 def fit_columns(rows: pa.Table, targets: Sequence[TargetColumn]) -> Fitted:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -165,6 +165,11 @@ def mask_of(rows: Sequence[int] | NDArray[np.int64], count: int) -> NDArray[np.b
     mask = np.zeros(count, dtype=np.bool_)
     mask[rows] = True
     return mask
+
+
+def without_rows(table: pa.Table, rows: Collection[int]) -> pa.Table:
+    """Return a table without the rows of these numbers."""
+    return table.filter(pa.array(~mask_of(list(rows), table.num_rows))) if rows else table
 
 
 def without(array: Array, bad: Mask) -> Array:

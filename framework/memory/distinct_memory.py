@@ -13,9 +13,8 @@ import structlog
 
 from ..columns.times import shown_time
 from ..delivery.announcement import LookBack
-from ..errors import KmrError, StrategyError
+from ..errors import MANY, KmrError, StrategyError
 from ..mapping.results import NO_OFFSETS, Failure, MapResult, kept_records
-from ..reducers.aggregate import MANY
 from ..tagged_rows import rows_by_branch
 from .distinct_keys import RecentKeys, hashes_of
 from .event_time import NO_TIME, event_times

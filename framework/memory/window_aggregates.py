@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns.column_types import MixedTypes, join_tables
+from ..columns.kinds import without_rows
 from ..columns.times import shown_time
 from ..reducers.aggregate import ALL
 from ..reducers.grouping import group
-from ..reducers.sums import SumLimits, named, without_rows
+from ..reducers.sums import SumLimits, named
 from .window_functions import WindowFunction, buckets_of, quantile_of, quantiles
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Aggregates:
         """Add rows, each with the start of its window, in the order of their offsets.
 
         Returns:
-            The rows that would make a sum be beyond its type, and why: they are not added.
+            The rows that would overflow a sum, and why: they are not added.
 
         Raises:
             StrategyError: a function does not support the type of its column.
@@ -114,12 +115,12 @@ class Aggregates:
         return beyond
 
     def can_add(self, rows: pa.Table) -> bool:
-        """Return whether what is kept can be joined with rows of other types; there are none yet."""
+        """Return whether rows of other types can be added; `rows` is an empty table of these types."""
         tables = self._tables(np.empty(0, np.int64), rows)
         return all(can_join(each.parts, tables[name]) for name, each in self._all.items())
 
     def _tables(self, starts: NDArray[np.int64], rows: pa.Table) -> dict[str, pa.Table]:
-        """Return what is kept of rows, by the names of `_all`."""
+        """Return a table of the rows for each entry of `_all`."""
         keys: dict[str, Any] = {START: pa.array(starts)}
         keys |= {name: rows.column(name) for name in self._keys[1:]}
         keys[_ROW] = pa.array(np.arange(self._rows, self._rows + len(starts)))
@@ -136,19 +137,17 @@ class Aggregates:
             if name in self._tall:
                 tables[name] = pa.table({**keys, name: values})
             elif quantile_of(function) is not None:
+                if _quantiles(source) in tables:  # of another quantile
+                    continue
                 buckets = buckets_of(values)
                 ones = buckets.is_valid().cast(pa.int64())
                 tables[_quantiles(source)] = pa.table({**keys, _BUCKET: buckets, _COUNT: ones})
             elif function == "sum":
                 merged[name] = values.cast(_sum_type(values.type))
             elif function == "mean":
-                whole = pa.types.is_integer(values.type)
-                sums = (
-                    values.cast(pa.float64(), safe=False)
-                    if whole
-                    else values.cast(_sum_type(values.type))
-                )
-                merged[f"{name} sum"] = sums
+                is_whole = pa.types.is_integer(values.type)
+                kind = pa.float64() if is_whole else _sum_type(values.type)
+                merged[f"{name} sum"] = values.cast(kind, safe=not is_whole)
             elif function != "count":
                 merged[name] = values
         return {"": pa.table(merged), **tables}
@@ -243,7 +242,7 @@ def joined_rows(parts: list[pa.Table]) -> pa.Table:
 
 
 def can_join(parts: Sequence[pa.Table], empty: pa.Table) -> bool:
-    """Return whether rows can be joined with rows of other types, of which there are none yet."""
+    """Return whether tables can be joined with rows of other types; `empty` has these types and no rows."""
     try:
         pa.concat_tables([*parts, empty], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError):

@@ -79,7 +79,7 @@ def warn_of_left_out(
     if left_out:
         row, reason = next(iter(left_out.items()))
         _log.warning(
-            "rows left out of windows: a sum would be beyond its type",
+            "rows left out of windows: a sum would overflow",
             partition=str(partition),
             rows=len(left_out),
             example=int(offsets[row]),

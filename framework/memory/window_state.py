@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from ..columns.kinds import mask_of
 from ..columns.times import shown_time
 from ..config.schema import show_count
 from ..delivery.announcement import NOTHING_CLOSED
-from ..errors import StrategyError
-from ..reducers.aggregate import MANY
+from ..errors import MANY, StrategyError
 from .event_time import event_times, require_time
 from .window_aggregates import LAST_OFFSET, START
 from .window_types import in_types_of
@@ -178,8 +178,7 @@ class WindowState:
             return self._outside(offsets, np.zeros(len(offsets), np.bool_), refused, {})
         refused |= dict.fromkeys(np.flatnonzero(times < 0).tolist(), window.invalid_reason)
         refused = _of_whole_records(refused, offsets)
-        fails = np.zeros(len(offsets), np.bool_)
-        fails[list(refused)] = True
+        fails = mask_of(list(refused), len(offsets))
         times = np.where(fails, 0, times)
         reached = self._reached(times, offsets)
         late = ~fails & self._is_late(times, reached)
@@ -189,12 +188,12 @@ class WindowState:
         beyond, inside = self._add(used, found, times, offsets, reached)
         if len(found):
             self.level = max(self.level, int(times[found].max()) - window.lateness)
+        left_out: dict[int, str] = {}
         if beyond:
             kept = set(offsets[inside].tolist())
             left_out = {row: beyond[row] for row in beyond if offsets[row] in kept}
             refused |= {row: beyond[row] for row in beyond if row not in left_out}
-            return self._outside(offsets, late, refused, left_out)
-        return self._outside(offsets, late, refused, {})
+        return self._outside(offsets, late, refused, left_out)
 
     def _outside(
         self,
@@ -234,7 +233,7 @@ class WindowState:
         return fitted, refused
 
     def _can_add(self, rows: pa.Table) -> bool:
-        """Return whether the kept rows can be joined with rows of other types; there are none yet."""
+        """Return whether rows of other types can be added; `rows` is an empty table of these types."""
         if self._window.correct:
             rows = rows.append_column(LAST_OFFSET, pa.array([], pa.int64()))
         return self._aggregates.can_add(rows)
@@ -255,8 +254,7 @@ class WindowState:
         """Add the rows that were found to their windows.
 
         Returns:
-            The rows that would make a sum of a window be beyond its type, and why; and the rows that are in
-            a window.
+            The rows that would overflow the sum of a window, and why; and the rows that are in a window.
         """
         window = self._window
         newest = times - times % window.every  # the start of the last window that a row is in

@@ -122,8 +122,8 @@ class Metrics:
         )
         self.late = counter(
             "late_rows",
-            "Rows whose windows had closed: dropped, or sent to the error sink; and rows that were left out "
-            "of windows whose sums they would make be beyond their types.",
+            "Rows whose windows had closed: dropped, or sent to the error sink. Also rows that were left out "
+            "of a window because they would overflow its sum.",
             "stage",
             "outcome",
         )

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 
 import pyarrow as pa
 
-from ..errors import StrategyError
+from ..columns.kinds import without_rows
+from ..errors import MANY, StrategyError
 from .collect import Collecting, one_table
 from .grouping import group
 from .sink import RowsRefused, refusals_among
-from .sums import SumLimits, named, without_rows
+from .sums import SumLimits, named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +25,6 @@ AggregateFunction = Literal[
     "sum", "count", "min", "max", "mean", "count_distinct", "first", "last", "list"
 ]
 _FUNCTIONS: Final = get_args(AggregateFunction)
-MANY: Final = 100
-"""So many rows that all lack a column, or have it in another type, are no bad rows: the set-up is wrong."""
-
 ALL: Final = "*"
 """The column name for whole rows; they can only be counted."""
 
@@ -55,7 +53,7 @@ class Aggregate(Collecting):
     Raises:
         StrategyError: there is no such function; from `flush`: all of 100 rows or more lack a column, or
             have a type that the function does not support.
-        RowsRefused: from `flush`: fewer rows do, or make a sum be beyond its type; their records fail.
+        RowsRefused: from `flush`: fewer rows do, or overflow a sum; their records fail.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class Aggregate(Collecting):
         return grouped
 
     def without_overflows(self, table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
-        """Return the rows without those that make a sum be beyond its type, and why these are refused."""
+        """Return the rows that overflow no sum, and the reasons for which the others are refused."""
         sums = {
             source: source
             for source, function in self.columns.values()

@@ -1,4 +1,4 @@
-"""The rows that would make a sum be beyond its type. Arrow wraps such a sum, or makes it infinite."""
+"""The rows that would overflow a sum. Arrow wraps such a sum, or makes it infinite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..columns.texts import excerpt
 from .grouping import group, numbers_of_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,7 +44,7 @@ class Bounds(NamedTuple):
     exact: pa.DataType
 
     def add(self, total: Any, value: Any) -> Any:
-        """Return a sum, which may be beyond the type."""
+        """Return a sum; it may be larger than the type allows."""
         return _EXACT.add(total, value) if isinstance(value, Decimal) else total + value
 
     def hold(self, before: Any, value: Any, total: Any) -> bool:
@@ -75,7 +75,7 @@ def bounds_of(kind: pa.DataType) -> Bounds | None:
 
 
 class SumLimits:
-    """Finds rows that would make the sum of their group be beyond its type, in the order of the rows.
+    """Finds the rows that would overflow the sum of their group, in the order of the rows.
 
     What is found depends on that order alone, and not on how the rows are divided among calls: a row that is
     found is not in the sums, those after it are as if it were not there.
@@ -183,15 +183,6 @@ class SumLimits:
                     break
             else:
                 totals = after
-
-
-def without_rows(table: pa.Table, rows: Collection[int]) -> pa.Table:
-    """Return a table without some rows, given by their numbers."""
-    if not rows:
-        return table
-    kept = np.ones(table.num_rows, np.bool_)
-    kept[list(rows)] = False
-    return table.filter(pa.array(kept))
 
 
 def named(keys: Mapping[str, Any]) -> str:

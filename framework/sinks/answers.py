@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 import anyio
 import structlog
 
-from ..errors import KmrError, SinkError, StrategyError
+from ..errors import MANY, KmrError, SinkError, StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
@@ -40,7 +40,6 @@ _log = structlog.get_logger(__name__)
 Kind = Literal["later", "schema", "rows", "stop", "unknown"]
 
 _LONGEST_REASON: Final = 300
-_LARGE: Final = 100  # rows
 _MOST_LATE: Final = 64  # parts that are put off before any is written
 _PATIENT: Final = 6  # attempts: 5 to 10 seconds, with the pauses of `kmr.reducers.flushing`
 _RECONNECT: Final = 0.5  # seconds between attempts to reach a server that is not there yet
@@ -123,7 +122,7 @@ class SetUp:
         (reason,) = words
         self._rows = rows + (self._rows if reason == self._reason else 0)
         self._reason = reason
-        if self._rows >= _LARGE:
+        if self._rows >= MANY:
             raise StrategyError(
                 f"{subject}: all of the last {self._rows} rows were refused for one reason: {reason}. Mend "
                 "the table or the strategy"
@@ -391,9 +390,8 @@ def of_clickhouse(error: Exception) -> Answer:
     message = found[2] if found else _network_reason(error) or text or type(error).__name__
     kind = _clickhouse_kind(error, code, text)
     if code == 252 and "partitions for single INSERT block" in text:
-        kind = (
-            "rows"  # the same code as too many parts, but waiting does not help: smaller blocks do
-        )
+        # The same code as too many parts, but waiting does not help: smaller blocks do.
+        kind = "rows"
     reason = one_line(_NOISE.sub("", message))
     if kind == "rows" and "while pushing to view" in text:
         # The table already has the rows; other tokens would double them.

@@ -9,11 +9,11 @@ from io import BytesIO
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
 from ...columns.fitted import Fitted, TargetColumn
+from ...columns.kinds import without_rows
 from ...errors import StrategyError
 from ...record import COORDINATES
 from .counting import Counting
@@ -93,11 +93,7 @@ class Block:
         """Encode the rows `[start, stop)` that fit as an Arrow stream of one batch; None if none fit."""
         rows = self.table.slice(start, stop - start)
         refused = [row - start for row in self.refused if start <= row < stop]
-        if refused:
-            fits = np.ones(rows.num_rows, dtype=np.bool_)
-            fits[refused] = False
-            rows = rows.filter(pa.array(fits))
-        rows = self._without_wrong_types(rows)
+        rows = self._without_wrong_types(without_rows(rows, refused))
         if rows.num_rows == 0:
             return None
         body = BytesIO()

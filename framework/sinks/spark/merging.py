@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ...columns.kinds import whole
+from ...columns.kinds import whole, without_rows
 from ...errors import StrategyError
 from ...reducers.reducer import Retry
 from ...spark.session import apply_settings
@@ -86,10 +86,9 @@ class MergedTable:
             [name for name in fitted.table.column_names if name in applied.table.column_names]
         )
         table = table.append_column(_DELETED, pa.array(applied.deleted))
-        kept = np.ones(table.num_rows, np.bool_)
-        kept[list(refused)] = False
-        if kept.any() or applied.truncated is not None:
-            self._merge(part, table.filter(pa.array(kept)), truncates=applied.truncated is not None)
+        kept = without_rows(table, refused)
+        if kept.num_rows or applied.truncated is not None:
+            self._merge(part, kept, truncates=applied.truncated is not None)
         by_change = {int(applied.source[row]): why for row, why in refused.items()}
         return fitted._replace(refused=applied.refused | by_change)
 

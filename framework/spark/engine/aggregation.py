@@ -7,11 +7,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...columns.kinds import without_rows
 from ...reducers.aggregate import ALL, Aggregate
 from ...reducers.collect import Collecting, one_table
 from ...reducers.grouping import group
 from ...reducers.sink import RowsRefused, refusals_among
-from ...reducers.sums import SumLimits, named, without_rows
+from ...reducers.sums import SumLimits, named
 
 _MERGE: Final = {
     "sum": "sum",
@@ -75,8 +76,8 @@ class FinalAggregate(_AggregateHalf):
     """The driver's half: merges the tasks' results to the aggregate of a micro-batch.
 
     Groups, and the values of `first`, `last` and `list`, are in the order of topic, partition and offset.
-    The mean of a decimal column always has 38 digits. Where a sum of results would be beyond its type, the
-    group has more than one row.
+    The mean of a decimal column always has 38 digits. A group whose sum would
+    overflow has more than one row.
     """
 
     def flush(self) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Rows that would make a sum be beyond its type, compared with sums of Python's numbers."""
+"""Rows that would overflow a sum, compared with sums of Python's numbers."""
 
 from __future__ import annotations
 
