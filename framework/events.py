@@ -19,6 +19,7 @@ import structlog
 from .delivery.announcement import NO_HISTORY, awaits_history, look_back_of, read_announcement
 from .errors import ConsumerError, OffsetOutOfRange
 from .kafka.consumer import CommitOffset
+from .observe.logs import joined_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -200,7 +201,8 @@ class EventHandler:
                 self._consumer.seek(partition, starts[partition])
         committer.rejoined()
         self._metrics.rebalances.labels("assigned").inc()
-        _log.info("assigned", partitions=[str(p) for p in sorted(partitions)], kept=len(kept))
+        names = list(joined_partitions(dict.fromkeys(partitions)))
+        _log.info("assigned", partitions=names, kept=len(kept))
         if starts:
             # Now, so that a restart continues here, and later members find a committed offset.
             await committer.commit()
@@ -249,7 +251,9 @@ class EventHandler:
         starts = await self._consumer.start_positions(partitions)
         _log.info(
             "no committed offsets: reading starts at auto_offset_reset",
-            offsets={str(partition): starts.get(partition) for partition in sorted(partitions)},
+            offsets=joined_partitions(
+                {partition: starts.get(partition) for partition in partitions}
+            ),
         )
         return starts
 

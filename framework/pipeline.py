@@ -26,6 +26,7 @@ from .map import MapStage
 from .map_shared import SharedMap
 from .mapping.executor import Executor
 from .memory.remembering import Remembering
+from .observe.logs import joined_partitions
 from .parts import MapParts, MapPorts, ReducePorts, SharedParts, context_of
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
@@ -452,7 +453,7 @@ class Pipeline:
         if dropped and self._maps and self._lanes.mix_partitions:
             _log.info(
                 "partitions begin again: their rows were mixed with those of dropped ones",
-                partitions=[str(p) for p in sorted(self._maps)],
+                partitions=list(joined_partitions(dict.fromkeys(self._maps))),
             )
             for ledger in list(self.ledgers):
                 mark = ledger.watermark

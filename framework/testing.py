@@ -23,7 +23,7 @@ from .chaos.records import columns_of_records, record_of
 from .columns.column_types import join_tables
 from .columns.kinds import whole
 from .columns.texts import excerpt, python_values
-from .errors import KmrError, StrategyError
+from .errors import StrategyError
 from .kafka.memory_consumer import MemoryConsumer
 from .record import Batch, Record, TopicPartition
 from .reducers.collect import one_table
@@ -304,7 +304,7 @@ async def _run_strategy(
     )
 
     async def run() -> None:
-        with suppress(KmrError):  # it is raised below
+        with suppress(Exception):  # it is raised below
             await worker.run()
         consumer.started.set()  # also if the worker has failed before
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..service.logs import Repetition, log_to_stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from ..record import TopicPartition
     from ..settings import LogSettings
 
 # Information of these libraries repeats our own logs, or is too frequent to be useful.
 _QUIET: Final = ("aiohttp", "aiokafka", "asyncio", "clickhouse_connect", "numba", "py4j", "uvicorn")
 _KAFKA_CLIENT: Final = "aiokafka"
-
+_T = TypeVar("_T")
 
 _always: dict[str, object] = {}
 
@@ -42,6 +43,22 @@ def setup_logs(settings: LogSettings, **always: object) -> None:
 def in_every_event() -> dict[str, object]:
     """Return what every event of this process has: processes that it starts log the same."""
     return dict(_always)
+
+
+def joined_partitions(values: Mapping[TopicPartition, _T]) -> dict[str, _T]:
+    """Return one entry for successive partitions of one value: `{"orders-0..511": 0}`."""
+    runs: list[tuple[TopicPartition, TopicPartition, _T]] = []
+    for partition, value in sorted(values.items(), key=lambda item: item[0]):
+        if runs:
+            first, last, common = runs[-1]
+            if partition == (last.topic, last.partition + 1) and value == common:
+                runs[-1] = (first, partition, common)
+                continue
+        runs.append((partition, partition, value))
+    return {
+        str(first) if first == last else f"{first}..{last.partition}": value
+        for first, last, value in runs
+    }
 
 
 class _KafkaClient(logging.Filter):

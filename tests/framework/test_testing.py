@@ -24,6 +24,7 @@ from kmr.types import Header, TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kmr.reducers.reducer import Context
     from kmr.testing import VirtualClock
 
 
@@ -113,6 +114,18 @@ def test_run_strategy_runs_the_reducers_before_the_last_one_and_the_last_on_requ
     alone = replace(strategy, reduce=[largest])
     assert len(run_strategy(alone, orders).rows) == 5
     assert [row["id"] for row in run_strategy(alone, orders, include_last=True).rows] == [4]
+
+
+def test_run_strategy_raises_what_a_reducer_raises_when_it_is_opened() -> None:
+    class Unready(Collect):
+        async def open(self, context: Context) -> None:
+            raise ModuleNotFoundError("no module of this name")
+
+    with pytest.raises(ModuleNotFoundError, match="no module of this name"):
+        run_strategy(
+            Strategy(map=repr, reduce=[Unready(lambda rows: rows), ClickHouseWriter("nowhere")]),
+            [b"x"],
+        )
 
 
 def test_run_strategy_raises_what_would_end_a_worker() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-import psycopg
 import pyarrow as pa
 import structlog
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 _RANGES_NEED: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _SERVER: Final = "SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())"
 _MAY_CREATE: Final = """
-SELECT has_schema_privilege(name, 'CREATE'), name, current_user
-FROM (SELECT coalesce(nullif(%s, ''), current_schema()) AS name) AS wanted"""
+SELECT has_schema_privilege(to_regnamespace(quote_ident(name))::oid, 'CREATE'), name, current_user
+FROM (SELECT coalesce(nullif(%s, ''), current_schema(), current_setting('search_path')) AS name) AS wanted"""
 
 _log = structlog.get_logger(__name__)
 
@@ -85,8 +84,10 @@ class WriterTables:
             compare_clocks(stage, float(now), before, time.time()),
         ]
         table = await read_table(self._connection, self._name)
+        to_create = []
         if table is None:
             statement = await self._create_statement()
+            to_create.append(statement)
             if not self._writer.create:
                 raise self._missing(statement)
             found.append(
@@ -108,8 +109,10 @@ class WriterTables:
         has_ranges = await read_table(self._connection, ranges.name) is not None
         if has_ranges:
             await self._require(ranges.name, *_RANGES_NEED)
-        if table is None or not has_ranges:
-            await self._require_create()
+        else:
+            to_create.append(ranges.create_statement())
+        if to_create:
+            await self._require_create("; ".join(to_create))
         state = "exists, and may be written to" if has_ranges else "will be created"
         found.append(Finding("ok", stage, f"{ranges.name} {state}"))
         return found
@@ -128,13 +131,18 @@ class WriterTables:
             return Finding("problem", stage, f"the declared columns do not fit: {misfit}")
         return Finding("ok", stage, f"the {len(choice.columns)} declared columns fit")
 
-    async def _require_create(self) -> None:
+    async def _require_create(self, statement: str) -> None:
+        """Raise StrategyError if there is no schema for a table, or if none may be created there."""
         answer = await self._connection.execute(_MAY_CREATE, (self._name.schema,))
-        granted, schema, user = await answer.fetchone() or (False, "", "")
+        granted, schema, user = await answer.fetchone() or (None, "", "")
+        if granted is None:
+            raise StrategyError(
+                f"{self._writer}: there is no schema {schema}; run: CREATE SCHEMA {quote(schema)}"
+            )
         if not granted:
             raise StrategyError(
                 f"{self._writer}: {user} must not CREATE in the schema {schema}; as its owner run: "
-                f"GRANT CREATE ON SCHEMA {schema} TO {quote(user)}"
+                f"GRANT CREATE ON SCHEMA {quote(schema)} TO {quote(user)}, or {one_line(statement)}"
             )
 
     @property
@@ -175,15 +183,10 @@ class WriterTables:
 
     async def _make(self, statement: str) -> None:
         """Create a table. Another process may do the same at the same time."""
-        try:
-            async with self._connection.transaction():
-                await self._connection.execute("SELECT pg_advisory_xact_lock(hashtext('kmr'))")
-                await self._connection.execute(statement.encode())
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise StrategyError(
-                f"{self._writer}: {one_line(str(error))}. Grant CREATE on its schema, or have its owner run: "
-                f"{' '.join(statement.split())}"
-            ) from error
+        await self._require_create(statement)
+        async with self._connection.transaction():
+            await self._connection.execute("SELECT pg_advisory_xact_lock(hashtext('kmr'))")
+            await self._connection.execute(statement.encode())
         _log.info("table created", statement=" ".join(statement.split()))
 
     async def _require(self, name: TableName, *privileges: str) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 
-from kmr.observe.logs import _KafkaClient, setup_logs
+from kmr.observe.logs import _KafkaClient, joined_partitions, setup_logs
+from kmr.record import TopicPartition
 from kmr.settings import LogSettings
 
 if TYPE_CHECKING:
@@ -125,6 +126,15 @@ def test_what_the_kafka_client_repeats_is_logged_once_and_counted() -> None:
     again = record(3)
     assert calm.filter(again)
     assert again.__dict__["repeated"] == 5
+
+
+def test_successive_partitions_of_one_value_are_one_entry() -> None:
+    starts: dict[TopicPartition, int | None] = {TopicPartition("a", n): 0 for n in range(512)}
+    starts |= {TopicPartition("a", 7): 5, TopicPartition("b", 0): 0, TopicPartition("b", 2): None}
+    starts |= {TopicPartition("b", 3): None}
+    expected = {"a-0..6": 0, "a-7": 5, "a-8..511": 0, "b-0": 0, "b-2..3": None}
+    assert joined_partitions(starts) == expected
+    assert joined_partitions({}) == {}
 
 
 def test_warnings_of_python_are_logged_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ async def test_what_is_missing_is_one_clear_message_without_secrets(
         await opened(guest, context)
     execute(postgres_url, "GRANT INSERT ON hits TO guest")
     with pytest.raises(
-        StrategyError, match=r"permission denied.*owner run: CREATE TABLE IF NOT EXISTS"
+        StrategyError, match=r"owner run: GRANT CREATE .* or CREATE TABLE IF NOT EXISTS"
     ):
         await opened(guest, context)
     await opened(postgres_url, context)
@@ -85,6 +85,15 @@ async def test_doctor_finds_what_is_missing_and_creates_nothing(
     found = await writer.examine(context.with_sinks(schema_of=lambda _: wider))
     (problem,) = [each.text for each in found if each.level == "problem"]
     assert "hits has no column more to write to" in problem
+
+
+async def test_a_schema_that_is_missing_is_named_with_its_statement_by_worker_and_doctor(
+    postgres_url: str, context: Context
+) -> None:
+    writer = PostgresWriter("no one.hits", url=postgres_url, create=OFFSETS)
+    for look in (writer.open, writer.examine):
+        with pytest.raises(StrategyError, match='no schema no one; run: CREATE SCHEMA "no one"'):
+            await look(context)
 
 
 async def test_doctor_finds_privileges_that_are_missing(
