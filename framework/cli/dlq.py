@@ -353,7 +353,7 @@ def replay(
         most = min(settings.max_batch_records, max(1, int(per_second)))
         settings = changed(settings, max_batch_records=most)
     # Imported last: it takes a second, and mistakes above should be reported at once.
-    from ..worker import run_worker
+    from ..worker_process import run_worker
 
     code = run_worker(
         replaying, changed(settings, group=group_of(topic, new.name), strategy=new.to or target)

@@ -85,6 +85,6 @@ def run(
 
         require_runnable(loaded)
         return run_engine(loaded, settings, options)
-    from ..worker import run_worker
+    from ..worker_process import run_worker
 
     return run_worker(loaded, settings)

@@ -179,7 +179,8 @@ def _run(channel: Channel) -> int:
     from ..observe.logs import setup_logs
     from ..settings import WORKER
     from ..sinks.clickhouse import client
-    from ..worker import SupervisorLink, run_worker
+    from ..worker import SupervisorLink
+    from ..worker_process import run_worker
 
     config = None if job.config is None else Path(job.config)
     settings = WORKER.load(config, os.environ, {**job.flags, "strategy": job.strategy})

@@ -14,7 +14,6 @@ import anyio.lowlevel
 import pyarrow as pa
 import pytest
 
-import kmr.worker
 from kmr.errors import (
     BrokerUnavailable,
     ConsumerError,
@@ -34,7 +33,7 @@ from kmr.sinks import DeadLetterWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
 from kmr.values.value_format import Decoded, ValueFormat
-from kmr.worker import Worker, freeze_when_ready
+from kmr.worker import Worker
 
 from .workers import P0, P1, committed, locate, put, running, written
 
@@ -488,22 +487,6 @@ async def test_a_flush_that_hangs_in_a_thread_is_abandoned_at_the_deadline(
                 assert worker.status().state == ("running" if fails else "draining")
                 await clock.advance(1.0)
     sink.go_on.set()
-
-
-async def test_what_the_start_has_imported_is_not_traversed_by_the_garbage_collector(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frozen: list[int] = []
-    monkeypatch.setattr(kmr.worker, "freeze_modules", lambda: frozen.append(1))
-    async with running(
-        Strategy(locate, [MemoryWriter(Journal())]), consumer := MemoryConsumer()
-    ) as worker:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(freeze_when_ready, worker)
-            await clock.settle()
-            assert not frozen
-            await consumer.rebalance([P0])
-        assert frozen
 
 
 class _Compiled(ValueFormat):
