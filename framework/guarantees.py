@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import structs
@@ -24,6 +24,7 @@ from .delivery.announcement import (
     WindowAnnouncement,
     token_of,
 )
+from .delivery.failures import RowLetters, tell_accepted
 from .errors import CommitRefused, ConsumerError, UnexpectedDuplicate
 from .memory.window_rows import WindowRows
 from .reducers.flushing import FlushOutcome
@@ -96,6 +97,7 @@ class AtLeastOnce(Guarantee):
                 return None
             outcome = await write()
             if outcome.forward is None:
+                tell_accepted(buffer.held)
                 self.ledgers.settle(outcome.ranges)
             return outcome
 
@@ -109,6 +111,30 @@ class AfterErrors(Guarantee):
     """
 
     awaiting_errors: Callable[[bool], None]
+    _written: FlushOutcome | None = field(default=None, init=False)
+
+    def _settle(self, buffer: Buffer, outcome: FlushOutcome) -> None:
+        """Settle what is written."""
+        self.ledgers.settle(outcome.ranges)
+
+    async def _settle_after_letters(
+        self, buffer: Buffer, written: FlushOutcome
+    ) -> FlushOutcome | None:
+        """Settle rows that are written, when the error sink has the letters of those that were refused."""
+        self._written = None
+        letters = [each for each in written.failed if isinstance(each, RowLetters)]
+
+        def are_accepted(ranges: tuple[Range, ...]) -> bool:
+            accepted = all(each.accepted.is_set() for each in letters)
+            return accepted or not self.ledgers.is_current(ranges)
+
+        await self._wait(buffer, are_accepted)
+        async with self._begun(buffer) as has_rows:
+            if not has_rows:
+                return None
+            outcome = written._replace(failed=[])
+            self._settle(buffer, outcome)
+            return outcome
 
     async def _wait(self, buffer: Buffer, is_turn: Callable[[tuple[Range, ...]], bool]) -> None:
         """Wait until it is the turn of the ranges of a buffer."""
@@ -195,10 +221,6 @@ class ExactlyOnce(AfterErrors):
         """
         ours = await self.committer.announce(self.partition, announcement, again=True)
         return ours and self._announced == (announcement, self.committer.rejoins)
-
-    def _settle(self, buffer: Buffer, outcome: FlushOutcome) -> None:
-        """Settle what is written."""
-        self.ledgers.settle(outcome.ranges)
 
     def _is_next(self, ranges: tuple[Range, ...]) -> bool:
         """Return whether everything before the rows is settled, or the partition is lost."""
@@ -359,14 +381,23 @@ class WindowsAtLeastOnce(AfterErrors):
     partition: TopicPartition
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
-        await self._wait(buffer, _is_read(self.ledgers, self.partition, buffer))
-        async with self._begun(buffer) as has_rows:
-            if not has_rows:
-                return None
-            outcome = await write()
-            self.ledgers.settle(_close_windows(buffer, self.committer, self.partition))
+        if (written := self._written) is not None:
+            outcome = await self._settle_after_letters(buffer, written)
+        else:
+            await self._wait(buffer, _is_read(self.ledgers, self.partition, buffer))
+            async with self._begun(buffer) as has_rows:
+                if not has_rows:
+                    return None
+                outcome = await write()
+                if outcome.failed:
+                    self._written = outcome
+                    return outcome._replace(again=True)
+                self._settle(buffer, outcome)
         _tell(buffer)
         return outcome
+
+    def _settle(self, buffer: Buffer, outcome: FlushOutcome) -> None:
+        self.ledgers.settle(_close_windows(buffer, self.committer, self.partition))
 
 
 @dataclass(slots=True)
@@ -378,11 +409,17 @@ class WindowsExactlyOnce(ExactlyOnce):
     """
 
     async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
-        await self._wait(buffer, _is_read(self.ledgers, self.partition, buffer))
-        if buffer.rows or (self.replayed is not None and buffer.ranges()):
-            outcome = await ExactlyOnce.deliver(self, buffer, write)
+        if (written := self._written) is not None:
+            outcome = await self._settle_after_letters(buffer, written)
         else:
-            outcome = await self._mark(buffer)
+            await self._wait(buffer, _is_read(self.ledgers, self.partition, buffer))
+            if buffer.rows or (self.replayed is not None and buffer.ranges()):
+                outcome = await ExactlyOnce.deliver(self, buffer, write)
+            else:
+                outcome = await self._mark(buffer)
+            if outcome is not None and outcome.failed:
+                self._written = outcome
+                return outcome._replace(again=True)
         _tell(buffer)
         return outcome
 
@@ -417,5 +454,7 @@ class WindowsExactlyOnce(ExactlyOnce):
         )
 
     def _settle(self, buffer: Buffer, outcome: FlushOutcome) -> None:
+        if outcome.failed:
+            return  # `deliver` settles them when their letters are accepted
         self.replayed = None
         self.ledgers.settle(_close_windows(buffer, self.committer, self.partition))

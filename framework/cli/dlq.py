@@ -333,6 +333,7 @@ def replay(
         action: Literal["replay", "resend"] = "replay" if to_topic is None else "resend"
         new = _new_pass(action, known, which, limit, to_topic or settings.strategy or "")
         chosen = new.select(known.letters, known.open)
+    _tell_of_rows(known, new)
     if not _announce(known, chosen, "replayed", dry_run=dry_run):
         return 0
     target = settings.strategy or new.to
@@ -415,6 +416,17 @@ def _announce(known: TopicLetters, chosen: NDArray[np.bool_], done: str, *, dry_
         for each in summaries(known.letters, chosen)[:_MOST_ROWS]:
             console.print(f"  {each.letters:,} in {_headers(each)}")
     return count > 0 and not dry_run
+
+
+def _tell_of_rows(known: TopicLetters, new: Pass) -> None:
+    """Say that letters of rows stay open, and what to do with them."""
+    rows = known.open & new.chosen.matches(known.letters) & known.letters.of_rows
+    if count := int(rows.sum()):
+        plain_console().print(
+            f"{show_count(count, 'letter')} of rows that were made of many records: these are not replayed, "
+            "because other rows have the same records. Mend the table, insert the value of each letter "
+            "(kmr dlq show), and settle the letters with kmr dlq drop"
+        )
 
 
 @map_batch

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..delivery.row_letters import MADE_OF, ROW
 from ..errors import storable
 from ..record import SCHEMA, TopicPartition
 from ..reducers.reducer import Context
@@ -56,6 +57,8 @@ HEADERS: Final[Mapping[str, str]] = {
     ATTEMPT: "attempts of that stage",
     REPLAYS: "how often the letter was replayed and failed again",
     HISTORY: "JSON: the latest earlier failures, the oldest first",
+    ROW: "name of a row that was made of many records: the letter is of that row, as JSON, not of a record",
+    MADE_OF: "the records that the row was made of: `hits-0[10..523]`",
     NOT_STORED: "what of the record the topic has no room for: `key of 9 bytes, value of 1,048,000 bytes`",
 }
 """The headers of a letter; all values are text."""
@@ -65,7 +68,7 @@ CONTROL_HEADER: Final = "kmr.pass"
 
 _ORIGIN: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP, GENERATION, SCHEMA_ID, NOT_STORED)
 _REASON_CHARACTERS: Final = 1000
-_TEXTS: Final = (TOPIC, GROUP, STRATEGY, VERSION, STAGE, REASON, EXCEPTION)
+_TEXTS: Final = (TOPIC, GROUP, STRATEGY, VERSION, STAGE, REASON, EXCEPTION, ROW)
 _NUMBERS: Final = (PARTITION, OFFSET, TIMESTAMP, SCHEMA_ID, GENERATION, ATTEMPT, REPLAYS)
 _AT_PARTITION, _AT_OFFSET, _WRITTEN = "at partition", "at offset", "written"
 _LONGEST_HISTORY: Final = 5
@@ -219,6 +222,12 @@ class Letters(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.offset)
+
+    @property
+    def of_rows(self) -> NDArray[np.bool_]:
+        """Which letters are of rows that were made of many records."""
+        found: NDArray[np.bool_] = self.texts[_short(ROW)].is_valid().to_numpy()
+        return found
 
     @classmethod
     def of(cls, tables: Iterable[pa.Table]) -> Self:

@@ -98,6 +98,8 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     def select(self, letters: Letters, open_: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return a mask of the letters that the pass covers, of those that are open before it."""
         mask = open_ & self.chosen.matches(letters)
+        if self.action != "drop":
+            mask &= ~letters.of_rows  # they have no record that a map could get again
         for partition in np.unique(letters.partition):
             here = letters.partition == partition
             mask &= ~here | (letters.offset < self.ends.get(int(partition), 0))
@@ -139,11 +141,11 @@ def covered(
 
 
 def _first_copies(letters: Letters) -> NDArray[np.bool_]:
-    """Return a mask of the letters, each record of a generation and replay once: its oldest letter."""
+    """Return a mask of the letters, each record or row of a generation and replay once: its oldest letter."""
     if not len(letters):
         return np.empty(0, np.bool_)
     numbers = ("partition", "offset", "generation", "replays")
-    texts = ("topic", "group", "stage")
+    texts = ("topic", "group", "stage", "row")
     codes = [letters.texts[name].combine_chunks().dictionary_encode() for name in texts]
     keys = [code.indices.fill_null(pa.scalar(-1, pa.int32())).to_numpy() for code in codes]
     identity = np.stack([*keys, *(letters.numbers[name] for name in numbers)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +39,27 @@ class and traceback of the exception, null if there was none."""
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True)
+class RowLetters(Rows):
+    """Letters of rows that are made of many records (`kmr.delivery.row_letters`), as rows for `reduce_err`.
+
+    `ranges` are those of all these records: they are settled with the letters. Letters of windows have none,
+    because the records may be in open windows: who has written the other rows waits for `accepted`.
+
+    Attributes:
+        accepted: set when the error sink has the letters, or when they are dropped.
+    """
+
+    accepted: Event = field(default_factory=Event, compare=False)
+
+
+def tell_accepted(held: Iterable[Rows]) -> None:
+    """Tell who waits that the letters of rows are written, or dropped. Settle their ranges after it."""
+    for rows in held:
+        if isinstance(rows, RowLetters):
+            rows.accepted.set()
+
+
 def failed_records(batch: Batch, failures: Sequence[Failure], stage: str, generation: int) -> Rows:
     """Make rows of the records of a batch that failed in the map."""
     offsets = np.array([failure.offset for failure in failures], dtype=np.int64)
@@ -56,7 +79,7 @@ def original_records(
     The records are those of the rows' `offsets`, or else of all their ranges.
 
     Args:
-        reason: for all rows, or one for each; then the rows have offsets.
+        reason: for all rows, or one for each.
         error: the exception behind the refusal, if there is one.
 
     Raises:
@@ -83,7 +106,7 @@ def original_records(
                     failed,
                     stage,
                     ranges[0].generation,
-                    _reasons(rows, reason, failed),
+                    _reasons(rows.offsets, reason, failed),
                     [attempt] * count,
                     [exception] * count,
                     [traceback] * count,
@@ -96,12 +119,15 @@ def original_records(
     return found
 
 
-def _reasons(rows: Rows, reason: str | Sequence[str], failed: NDArray[np.int64]) -> Sequence[str]:
-    """Return the reason of each failed record: that of its first row."""
+def _reasons(
+    offsets: NDArray[np.int64] | None, reason: str | Sequence[str], failed: NDArray[np.int64]
+) -> Sequence[str]:
+    """Return the reason of each failed record: that of its first row, or of the first one of all."""
     if isinstance(reason, str):
         return [reason] * len(failed)
-    assert rows.offsets is not None  # noqa: S101  there is a reason for each row
-    known, first = np.unique(rows.offsets, return_index=True)
+    if offsets is None:
+        return [f"{reason[0]} (and {len(reason) - 1} more rows)"] * len(failed)
+    known, first = np.unique(offsets, return_index=True)
     return [reason[at] for at in first[np.searchsorted(known, failed)].tolist()]
 
 
@@ -119,11 +145,11 @@ def _rows(
     at = np.searchsorted(batch.offsets(), offsets)
     columns = [
         *batch.records.take(pa.array(at, pa.int64())).columns,
-        _texts(reasons),
+        texts(reasons),
         pa.array([stage] * len(reasons), pa.string()),
         pa.array(attempts, pa.int32()),
         pa.array(exceptions, pa.string()),
-        _texts(tracebacks),
+        texts(tracebacks),
     ]
     whole = Range(batch.topic, batch.partition, batch.first, batch.last, generation)
     return Rows(
@@ -134,11 +160,12 @@ def _rows(
     )
 
 
-def _texts(texts: Sequence[str | None]) -> pa.Array[Any]:
+def texts(given: Sequence[str | None]) -> pa.Array[Any]:
+    """Return texts as a column, whatever they are."""
     try:
-        return pa.array(texts, pa.string())
+        return pa.array(given, pa.string())
     except UnicodeEncodeError:
-        return pa.array([None if each is None else storable(each) for each in texts], pa.string())
+        return pa.array([None if each is None else storable(each) for each in given], pa.string())
 
 
 class ErrorPort:
@@ -186,12 +213,13 @@ class ErrorPort:
             RecordFailed: there is no error sink, or the limit is exceeded with `on_limit="stop"`.
         """
         reason = rows.table.column("reason")[0].as_py()
-        at = (rows.table.column(name)[0].as_py() for name in OFFSET_COLUMNS)
-        self._metrics.count_failed(stage, len(rows), reason, ":".join(map(str, at)))
+        at = ":".join(str(rows.table.column(name)[0].as_py()) for name in OFFSET_COLUMNS)
+        self._metrics.count_failed(stage, len(rows), reason, at)
         stream = self._stream
+        place = rows.ranges[0] if rows.ranges else at
         if stream is None:
-            raise RecordFailed.without_sink(rows.ranges[0], stage, reason)
-        first = f"{rows.ranges[0]} in {stage}: {reason}"
+            raise RecordFailed.without_sink(place, stage, reason)
+        first = f"{place} in {stage}: {reason}"
         limit = self._window.limit if is_limited else None
         rest: Rows | None = rows
         while rest is not None:
@@ -220,4 +248,5 @@ class ErrorPort:
     def _drop(self, rows: Rows) -> None:
         _log.warning("failed records dropped: over the limit", ranges=[str(r) for r in rows.ranges])
         self._metrics.dead_letters.labels("dropped").inc(len(rows))
+        tell_accepted([rows])
         self._settle(rows.ranges)

@@ -375,6 +375,8 @@ class Ledgers:
         Args:
             failed: they are on their way to `reduce_err`, where the others of a batch may be in windows.
         """
+        if not ranges:
+            return
         r = ranges[-1]
         if (ledger := self._current(r)) is not None and (number := ledger.at(r.last)) is not None:
             if failed and ledger.held_to is not None:

@@ -346,6 +346,7 @@ class _Audit:
             ]
         )
         topics = np.array(letters.texts["topic"].to_pylist(), object)
+        topics[letters.of_rows] = None  # their records are in other rows
         partitions, offsets = letters.numbers["partition"], letters.numbers["offset"]
         return {
             at: np.unique(offsets[(topics == at.topic) & (partitions == at.partition)])

@@ -49,11 +49,6 @@ def check_windows(strategy: Strategy) -> None:
             f"{type(sink).__name__}: a Window cannot write in transactions that commit offsets, because open "
             "windows hold them back; set delivery='at-least-once' in the sink"
         )
-    if sink.on_error == "divert":
-        raise StrategyError(
-            f"{type(sink).__name__}: on_error='divert' after a Window: its rows belong to no single record "
-            "that reduce_err could get; use 'retry' or 'stop'"
-        )
     if window.late == "dead-letter" and strategy.reduce_err is None:
         raise StrategyError("Window: late='dead-letter' needs reduce_err=")
     if window.correct and set(sink.replaces_by) != set(window.key):

@@ -33,6 +33,7 @@ import structlog
 from ..columns.column_types import MixedTypes, join_tables
 from ..delivery.failures import original_records
 from ..delivery.ranges import merge_ranges, subtract_ranges
+from ..delivery.row_letters import row_letters
 from ..errors import (
     Escaped,
     KmrError,
@@ -516,7 +517,7 @@ async def attempt_flush(
             "return a pyarrow Table, or None, or raise Retry(reason)"
         )
     accepted = buffer.rows - sum(map(len, records)) - sum(len(each.rows) for each in refusals)
-    records += await _records([*buffer.set_aside, *refusals], stage, number)
+    records += await _records([*buffer.set_aside, *refusals], stage, number, write)
     ranges = subtract_ranges(buffer.ranges(), (r for rows in records for r in rows.ranges))
     if out is None or out.num_rows == 0:
         return FlushOutcome(None, ranges, records, accepted=accepted)
@@ -579,16 +580,28 @@ def _divert(buffer: Buffer, reason: str, error: Exception | None = None) -> list
     return [Refusal(rows, reason, error) for rows in buffer.held]
 
 
-async def _records(refusals: Sequence[Refusal], stage: str, attempt: int) -> list[Rows]:
+async def _records(
+    refusals: Sequence[Refusal], stage: str, attempt: int, write: Write
+) -> list[Rows]:
     if not refusals:
         return []
     # In a thread: on Spark, the driver reads the records behind refused rows once more.
-    return await run_in_thread(_failed, refusals, stage, attempt)
+    return await run_in_thread(_failed, refusals, stage, attempt, write)
 
 
-def _failed(refusals: Sequence[Refusal], stage: str, attempt: int) -> list[Rows]:
-    return [
-        records
-        for each in refusals
-        for records in original_records(each.rows, each.reason, stage, attempt, each.error)
-    ]
+def _failed(refusals: Sequence[Refusal], stage: str, attempt: int, write: Write) -> list[Rows]:
+    """Make rows for `reduce_err` of refused rows: of their records, or of rows that are made of many."""
+    found: list[Rows] = []
+    for each in refusals:
+        rows = each.rows
+        # A transaction settles all records below its last one: those of a row that it lacks fail before it.
+        if rows.coordinates is not None or write.transaction is not None:
+            found += original_records(rows, each.reason, stage, attempt, each.error)
+            continue
+        made_of = rows.ranges
+        if (announced := write.announcement) is not None:
+            made_of = tuple(
+                r._replace(first=announced.first, last=announced.last) for r in rows.ranges[:1]
+            )
+        found.append(row_letters(rows, each.reason, stage, attempt, each.error, made_of))
+    return found

@@ -155,13 +155,10 @@ def refusals_among(parts: Iterable[Rows], refused: Mapping[int, str]) -> list[Re
         first, last = np.searchsorted(numbers, [begin, end])
         rows = (numbers[first:last] - begin).tolist()
         reasons = tuple(refused[begin + row] for row in rows)
-        if rows and part.offsets is None:
-            # A row belongs to no single record: all records of this part go to the error sink.
-            more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
-            refusals.append(Refusal(part.take(rows), reasons[0] + more))
-        elif rows:
+        if rows:
             same = len(set(reasons)) == 1
-            refusals.append(Refusal(_some(part, rows), reasons[0] if same else reasons))
+            some = part.take(rows) if part.offsets is None else _some(part, rows)
+            refusals.append(Refusal(some, reasons[0] if same else reasons))
         begin = end
     return refusals
 

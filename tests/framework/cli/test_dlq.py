@@ -14,6 +14,8 @@ from anyio import to_thread
 
 from kmr.dead_letters.letters import letter_headers
 from kmr.delivery.failures import FAILED_SCHEMA
+from kmr.delivery.row_letters import row_letters
+from kmr.record import Range, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -155,6 +157,30 @@ async def test_a_dry_run_of_a_replay_changes_nothing(dlq: Dlq, folder: Path) -> 
     dry = await dlq("replay", "--strategy", "flow:bare", "--reason", "late", "--dry-run")
     assert dry.out == "dry run: 2 letters would be replayed\n  2 in map: late\n"
     assert json.loads((await dlq("list", "--json")).out)["passes"] == []
+
+
+async def test_letters_of_rows_are_shown_and_dropped_and_stay_open_in_a_replay(
+    dlq: Dlq, broker: Broker
+) -> None:
+    await broker.topics.create("dead", 1)
+    made_of = (Range("hits", 0, 3, 9),)
+    rows = Rows(pa.table({"path": ["/a", "/b"], "hits": [5, 2**40]}), made_of)
+    letters = row_letters(rows, "too large", "reduce-2", 1, None, made_of).table
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        for value, headers in zip(letters["value"], letter_headers(letters), strict=True):
+            for _ in range(2):  # a worker was killed before it had committed
+                await producer.send_and_wait("dead", value.as_py(), headers=headers)
+    assert (await dlq("list")).out.startswith("dead: 2 open letters, 2 settled or copies")
+    shown = (await dlq("show", "0:2")).out
+    assert "  made-of: hits-0[3..9]\n" in shown
+    assert '  value: {"path":"/b","hits":1099511627776}' in shown
+    replayed = (await dlq("replay", "--strategy", "flow:bare")).out
+    assert replayed.startswith(
+        "2 letters of rows that were made of many records: these are not replayed"
+    )
+    assert replayed.endswith("no open letter matches: nothing to be replayed\n")
+    assert "2 letters dropped" in (await dlq("drop", "--stage", "reduce-2")).out
+    assert (await dlq("list")).out.startswith("dead: 0 open letters")
 
 
 @pytest.mark.usefixtures("letters")

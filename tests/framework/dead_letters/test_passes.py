@@ -30,7 +30,7 @@ def letters_of(rows: list[dict[str, Any]]) -> Letters:
     def numbers(name: str, default: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.array([row.get(name, default) for row in filled], np.int64)
 
-    def texts(name: str, default: str) -> pa.ChunkedArray[Any]:
+    def texts(name: str, default: str | None) -> pa.ChunkedArray[Any]:
         return pa.chunked_array([[row.get(name, default) for row in filled]], pa.string())
 
     return Letters(
@@ -43,6 +43,7 @@ def letters_of(rows: list[dict[str, Any]]) -> Letters:
             "strategy": texts("strategy", ""),
             "stage": texts("stage", "map"),
             "reason": texts("reason", "late"),
+            "row": texts("row", None),
         },
         {
             "partition": numbers("partition", 0),

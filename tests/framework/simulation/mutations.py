@@ -550,8 +550,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "what is read is committed before failed records are settled": Mutation(
         "guarantees.py",
-        "        await self._wait(buffer, _is_read(self.ledgers, self.partition, buffer))\n        if",
-        "        if",
+        "await self._wait(buffer, _is_read(self.ledgers, self.partition, buffer))\n            if buffer",
+        "if buffer",
         of=_LATE,
     ),
     "a session ends only after more than the gap": Mutation(

@@ -150,12 +150,12 @@ def test_refused_rows_are_named_by_the_offsets_of_the_rows_they_were_added_with(
     assert sorted(found) == sorted(refused)
 
 
-def test_refused_rows_without_offsets_refuse_all_offsets_of_their_part_once() -> None:
+def test_refused_rows_without_offsets_have_all_offsets_of_their_part_and_a_reason_each() -> None:
     made = rows("t", 0, 0, 9, origin=False)
     (insert,) = plan_ranges([made], "g", {})
     (poisoned,) = insert.refusals({2: "bad", 5: "worse"})
     assert poisoned.rows.ranges == made.ranges
-    assert poisoned.reason == "bad (and 1 more rows)"
+    assert poisoned.reason == ("bad", "worse")
     assert poisoned.rows.table.num_rows == 2
 
 
