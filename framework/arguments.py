@@ -5,15 +5,20 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABCMeta
-from typing import TYPE_CHECKING, Any, Final
+from ast import literal_eval
+from collections import ChainMap
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from .errors import StrategyError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _UNKNOWN: Final = re.compile(r"unexpected keyword argument '(\w+)'")
 _MISSING: Final = re.compile(r"missing \d+ required [\w-]+ arguments?: ")
+_LITERAL: Final = re.compile(r"Literal\[(.*)\]")
 _CALL: Final = re.compile(r"\w+\(\) (missing|takes|got) ")
 _TOO_MANY: Final = re.compile(r"takes (?:from \d+ to )?(\d+) positional arguments? but (\d+)")
 _CLASSES: Final[Mapping[str, tuple[type, ...]]] = {
@@ -22,38 +27,94 @@ _CLASSES: Final[Mapping[str, tuple[type, ...]]] = {
     "str": (str,),
     "bool": (bool,),
     "None": (type(None),),
+    "Duration": (int, float, str, timedelta),
 }
-"""The types by their names in annotations; an annotation with another name in it is not checked."""
+"""The types by their names in annotations."""
+_SHOWN: Final = {"Duration": ("seconds", "a text with a unit ('5m')", "a timedelta")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Allowed:
+    """What an argument may be: values of some types, and some values."""
+
+    classes: tuple[type, ...]
+    choices: tuple[object, ...]
+    text: str
+
+    @staticmethod
+    def of(annotation: str, names: Mapping[str, Any]) -> _Allowed | None:
+        """Return what an annotation allows; None if it has a part that is not checked.
+
+        Args:
+            names: what the names of `Literal`s stand for.
+        """
+        classes: list[type] = []
+        choices: list[object] = []
+        texts: list[str] = []
+        for part in annotation.split(" | "):
+            if part in _CLASSES:
+                classes += _CLASSES[part]
+                texts += _SHOWN.get(part, (part,))
+            elif found := _choices_of(part, names):
+                choices += found
+                texts += map(repr, found)
+            else:
+                return None
+        *others, last = texts
+        text = f"{', '.join(others)} or {last}" if others else last
+        return _Allowed(tuple(classes), tuple(choices), text)
+
+    def allows(self, value: object) -> bool:
+        """Return whether an argument may be a value."""
+        if isinstance(value, bool) and bool not in self.classes:
+            return False
+        return isinstance(value, self.classes) or any(
+            type(value) is type(each) and value == each for each in self.choices
+        )
+
+
+def _choices_of(part: str, names: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return the values of a `Literal`, which is written out or has a name; none if it is none."""
+    if (written := _LITERAL.fullmatch(part)) is not None:
+        return tuple(literal_eval(f"[{written[1]}]"))
+    named = names.get(part)
+    return get_args(named) if get_origin(named) is Literal else ()
 
 
 class Checked(ABCMeta):
-    """Metaclass that checks the arguments of constructors for unknown names and for values of wrong types.
+    """Metaclass that checks the arguments of constructors: their names, and the values of those that name
+    plain types, `Duration`, or `Literal`s of the module or of one of a class that it extends.
 
-    The constructor raises StrategyError for both, instead of TypeError.
+    The constructor raises StrategyError, instead of TypeError.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        allowed = _annotations(cls)
-        for name, value in kwargs.items():
-            check_type(f"{cls.__name__}: {name}", value, allowed.get(name))
+        known = _parameters(cls)
+        for name, value in (*zip(_positional(cls), args, strict=False), *kwargs.items()):
+            check_value(f"{cls.__name__}: {name}", value, known.get(name))
         try:
             return super().__call__(*args, **kwargs)
         except TypeError as error:
-            if mistake := explain(cls.__name__, error, kwargs, allowed):
+            if mistake := explain(cls.__name__, error, kwargs, known):
                 raise StrategyError(mistake) from None
             raise
 
 
 def explain(
-    subject: str, error: TypeError, given: Iterable[str], known: Collection[str]
+    subject: str, error: TypeError, given: Iterable[str], known: Mapping[str, _Allowed | None]
 ) -> str | None:
     """Return the message for a call with wrong arguments; None if the error comes from elsewhere."""
     found = _UNKNOWN.search(str(error))
     if found is not None and found[1] in given:
-        return f"{subject} has no argument {found[1]}{did_you_mean(found[1], known)}"
+        meant = did_you_mean(found[1], known) or f"; it has {', '.join(known)}"
+        return f"{subject} has no argument {found[1]}{meant}"
     lacking = [name for name in re.findall(r"'(\w+)'", str(error)) if name in known]
     if _MISSING.search(str(error)) and lacking:
-        return f"{subject} needs the argument{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
+        named = [
+            f"{name} ({allowed.text})" if (allowed := known[name]) and allowed.choices else name
+            for name in lacking
+        ]
+        return f"{subject} needs the argument{'s' * (len(lacking) > 1)} {', '.join(named)}"
     if found := _TOO_MANY.search(str(error)):
         most, passed = int(found[1]) - 1, int(found[2]) - 1  # without self
         return (
@@ -63,37 +124,41 @@ def explain(
     return f"{subject}: {error}" if _CALL.match(str(error).rpartition(".")[2]) else None
 
 
-def check_type(subject: str, value: object, annotation: str | None) -> None:
+def check_type(subject: str, value: object, annotation: str) -> None:
     """Raise StrategyError unless a value has one of the plain types that an annotation names."""
-    names = [] if annotation is None else annotation.split(" | ")
-    if not names or any(name not in _CLASSES for name in names):
+    check_value(subject, value, _Allowed.of(annotation, {}))
+
+
+def check_value(subject: str, value: object, allowed: _Allowed | None) -> None:
+    """Raise StrategyError unless a value is allowed."""
+    if allowed is None or allowed.allows(value):
         return
-    classes = tuple(cls for name in names for cls in _CLASSES[name])
-    if isinstance(value, bool) and bool not in classes:
-        classes = ()
-    if not isinstance(value, classes):
-        raise StrategyError(
-            f"{subject} must be {' or '.join(names)}, not {value!r} ({type(value).__name__})"
-        )
+    given = repr(value) if allowed.choices else f"{value!r} ({type(value).__name__})"
+    raise StrategyError(f"{subject} must be {allowed.text}, not {given}")
 
 
-def _annotations(cls: type) -> dict[str, str]:
-    """Return the annotations of a constructor's arguments, with those of the classes that it extends."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if "__init__" in vars(base) and base is not object:
-            found |= _parameters(vars(base)["__init__"])
+def _parameters(cls: type) -> dict[str, _Allowed | None]:
+    """Return what the parameters of a constructor may be, then those of the classes that it extends."""
+    constructors = [vars(base)["__init__"] for base in cls.__mro__[:-1] if "__init__" in vars(base)]
+    names = ChainMap(*(getattr(each, "__globals__", {}) for each in constructors))
+    found: dict[str, _Allowed | None] = {}
+    for each in (each for constructor in constructors for each in _signature(constructor)):
+        if each.name not in found and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+            is_text = isinstance(each.annotation, str)
+            found[each.name] = _Allowed.of(each.annotation, names) if is_text else None
     return found
 
 
-def _parameters(function: Callable[..., Any]) -> dict[str, str]:
+def _positional(cls: type) -> list[str]:
+    """Return the names of the arguments that may be given without one."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = _signature(cls.__init__)  # type: ignore[misc]  # of this very class
+    return [each.name for each in parameters if each.kind is kind]
+
+
+def _signature(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a method, without `self`."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())[1:]
     except (TypeError, ValueError):
-        return {}
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {
-        each.name: each.annotation if isinstance(each.annotation, str) else ""
-        for each in parameters
-        if each.kind in kinds and each.name != "self"
-    }
+        return []

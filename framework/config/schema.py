@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta, inspect
@@ -310,8 +311,12 @@ def parse_quantity(text: str, unit: str) -> float:
     return int(amount)
 
 
-def parse_duration(given: Any, subject: str, *, zero: bool = False) -> float:
-    """Return an argument in seconds; text may have a unit: `"5m"`.
+Duration: TypeAlias = float | str | timedelta
+"""Seconds, a text with a unit (`"5m"`), or a `timedelta`."""
+
+
+def parse_duration(given: Duration, subject: str, *, zero: bool = False) -> float:
+    """Return an argument in seconds.
 
     Args:
         zero: whether 0 is allowed, too.
@@ -320,6 +325,8 @@ def parse_duration(given: Any, subject: str, *, zero: bool = False) -> float:
         StrategyError: it is no duration, or not above 0; the message begins with `subject`.
     """
     try:
+        if isinstance(given, timedelta):
+            given = given.total_seconds()
         seconds = parse_quantity(given, SECONDS) if isinstance(given, str) else float(given)
     except (TypeError, ValueError) as error:
         raise StrategyError(f"{subject}: {error}") from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ..config.schema import parse_duration
+from ..config.schema import Duration, parse_duration
 from ..errors import StrategyError
 from ..values.debezium.change import CONTROL
 from ..values.value_format import ValueFormat, require_format
@@ -88,9 +88,9 @@ class Lookup(TableSource):
         key: str | Sequence[str],
         value: ValueFormat,
         missing: Missing = "null",
-        wait: str | float | None = None,
+        wait: Duration | None = None,
         as_of: AsOf | None = None,
-        keep: str | float | None = None,
+        keep: Duration | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         super().__init__(key, missing=missing, max_bytes=max_bytes)
@@ -100,11 +100,6 @@ class Lookup(TableSource):
         self.topic = topic
         self.value = value
         self.wait = 0.0 if wait is None else parse_duration(wait, "Lookup: wait")
-        if as_of is not None and as_of not in get_args(AsOf):
-            raise StrategyError(
-                f"Lookup: as_of must be 'record' or None, not {as_of!r}; for another time than the record's "
-                "say get(key, at=...) or join(..., at='a column')"
-            )
         if (as_of is None) != (keep is None):
             raise StrategyError(
                 'Lookup: as_of="record" and keep= belong together: keep="1d" says how long versions are kept'
@@ -118,7 +113,7 @@ class Lookup(TableSource):
         sql: str,
         *,
         key: str | Sequence[str],
-        every: str | float,
+        every: Duration,
         url: str | None = None,
         row: type | None = None,
         missing: Missing = "null",

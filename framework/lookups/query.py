@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from ..columns.texts import python_values
-from ..config.schema import parse_duration
+from ..config.schema import Duration, parse_duration
 from ..config.secrets import read_secret
 from ..errors import StrategyError
 from ..values.schemas import row_type
@@ -38,7 +38,7 @@ class QueryLookup(TableSource):
         sql: str,
         *,
         key: str | Sequence[str],
-        every: str | float,
+        every: Duration,
         url: str | None,
         row: type | None,
         missing: Missing,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..arguments import Checked
 from ..columns.kinds import is_nested
@@ -47,11 +47,6 @@ class TableSource(metaclass=Checked):
         self.max_bytes = max_bytes
         if not self.keys:
             raise StrategyError("Lookup: key= names no field")
-        if missing not in get_args(Missing):
-            raise StrategyError(
-                f"Lookup: missing must be one of {get_args(Missing)}, not {missing!r}; a map that decides "
-                "itself calls get(key, None), or join(..., found='a column')"
-            )
         if max_bytes < 1:
             raise StrategyError(f"Lookup: max_bytes must be at least 1, not {max_bytes}")
 

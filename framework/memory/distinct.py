@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..arguments import Checked
-from ..config.schema import parse_duration
+from ..config.schema import Duration, parse_duration
 from ..errors import StrategyError
 from .distinct_keys import is_comparable
 from .event_time import require_time
@@ -71,10 +71,10 @@ class Distinct(metaclass=Checked):
     def __init__(
         self,
         key: str | Sequence[str],
-        within: float | str,
+        within: Duration,
         *,
         time: str | None = None,
-        ahead: float | str | None = "1d",
+        ahead: Duration | None = "1d",
         on_duplicate: OnDuplicate = "drop",
     ) -> None:
         self.key: tuple[str, ...] = (key,) if isinstance(key, str) else tuple(key)
@@ -86,10 +86,6 @@ class Distinct(metaclass=Checked):
         self.ahead = None if ahead is None else round(_seconds("ahead", ahead) * _MICROSECONDS)
         self.time = time
         self.on_duplicate = on_duplicate
-        if on_duplicate not in get_args(OnDuplicate):
-            raise StrategyError(
-                f"Distinct: on_duplicate must be one of {get_args(OnDuplicate)}, not {on_duplicate!r}"
-            )
 
     @property
     def microseconds(self) -> int:
@@ -116,7 +112,7 @@ class Distinct(metaclass=Checked):
         return f"one row per {', '.join(self.key)} within {self.within:g} s"
 
 
-def _seconds(name: str, given: float | str) -> float:
+def _seconds(name: str, given: Duration) -> float:
     seconds = parse_duration(given, f"Distinct: {name}={given!r}")
     if not 0.001 <= seconds < _LONGEST:
         raise StrategyError(

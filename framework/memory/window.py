@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 import pyarrow as pa
 
-from ..config.schema import parse_duration
+from ..config.schema import Duration, parse_duration
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError
 from ..record import COORDINATES, Rows
@@ -109,26 +109,24 @@ class Window(Collecting):
 
     def __init__(
         self,
-        length: str | float | None = None,
+        length: Duration | None = None,
         *,
         time: str,
         late: Late,
         columns: Mapping[str, tuple[str, str | WindowFunction]],
         by: Sequence[str] = (),
-        every: str | float | None = None,
-        session: str | float | None = None,
-        max: str | float | None = None,  # noqa: A002  what users call it
-        ahead: str | float | None = "1d",
-        lateness: str | float = 0,
-        idle: str | float | None = None,
-        correct: str | float | None = None,
+        every: Duration | None = None,
+        session: Duration | None = None,
+        max: Duration | None = None,  # noqa: A002  what users call it
+        ahead: Duration | None = "1d",
+        lateness: Duration = 0,
+        idle: Duration | None = None,
+        correct: Duration | None = None,
         keyed: bool = False,
     ) -> None:
         super().__init__(max_rows=None, max_bytes=None, max_age=_MARK_INTERVAL)
         if isinstance(by, str):
             raise StrategyError(f"Window: by is a list of columns: by=[{by!r}]")
-        if late not in get_args(Late):
-            raise StrategyError(f"Window: late must be one of {get_args(Late)}, not {late!r}")
         self.late = late
         if not columns:
             raise StrategyError(
@@ -347,11 +345,11 @@ def _change(last_offset: pa.ChunkedArray[Any]) -> dict[str, Any]:
 
 
 def _longest(
-    length: str | float | None,
-    session: str | float | None,
-    every: str | float | None,
-    longest: str | float | None,
-) -> str | float:
+    length: Duration | None,
+    session: Duration | None,
+    every: Duration | None,
+    longest: Duration | None,
+) -> Duration:
     """Return how long a window is at most. Raises StrategyError unless it is one of either kind."""
     if session is None:
         if length is None or longest is not None:
@@ -371,7 +369,7 @@ def _longest(
     return longest
 
 
-def _micros(name: str, given: str | float, *, zero: bool = False) -> int:
+def _micros(name: str, given: Duration, *, zero: bool = False) -> int:
     """Return a duration in microseconds. Raises StrategyError."""
     micros = round(parse_duration(given, f"Window: {name}", zero=zero) * MICROS)
     if micros == 0 and not zero:

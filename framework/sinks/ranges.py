@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, Unpack
 
 import anyio
 import structlog
@@ -89,11 +89,6 @@ class RangeWriter(Collecting, Sink):
     ) -> None:
         super().__init__(**limits)
         name = type(self).__name__
-        if delivery not in get_args(RangeDelivery):
-            raise StrategyError(
-                f"{name}: delivery must be 'exactly-once' or 'at-least-once', not {delivery!r}; "
-                "'at-most-once' is set in Strategy(delivery=...)"
-            )
         if concurrency < 1:
             raise StrategyError(f"{name}: concurrency must be at least 1, not {concurrency}")
         if inserts_per_second is not None and inserts_per_second <= 0:

@@ -7,11 +7,12 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Self, TextIO, Unpack, get_args
+from typing import Any, Literal, Self, TextIO, Unpack
 
 import msgspec
 
 from ..columns.texts import json_rows
+from ..config.schema import Duration  # noqa: TC001
 from ..errors import SinkError, StrategyError
 from ..reducers.collect import Collecting, one_table
 from ..reducers.reducer import Context, Retry, SizeLimits
@@ -66,14 +67,10 @@ class StreamWriter(Collecting, Sink):
         stream: TextIO | str | os.PathLike[str],
         *,
         format: StreamFormat = "json",  # noqa: A002  the user's word
-        max_age: float | str | None = 1.0,
+        max_age: Duration | None = 1.0,
         **limits: Unpack[SizeLimits],
     ) -> None:
         super().__init__(max_age=max_age, **limits)
-        if format not in get_args(StreamFormat):
-            raise StrategyError(
-                f"StreamWriter: format must be one of {get_args(StreamFormat)}, not {format!r}"
-            )
         self.format = format
         self._name: str | None = None
         self._path: Path | None = None

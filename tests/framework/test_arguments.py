@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from kmr import Aggregate, ErrorLimit, Json, Strategy
+from kmr import Aggregate, ErrorLimit, Json, Retries, Strategy, Window
 from kmr.errors import StrategyError
-from kmr.sinks import ClickHouseWriter, PostgresWriter, StreamWriter
+from kmr.sinks import ClickHouseWriter, KafkaWriter, PostgresWriter, StreamWriter
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,11 @@ from kmr.sinks import ClickHouseWriter, PostgresWriter, StreamWriter
         ),
         (ClickHouseWriter, {"max_rows": "3"}, "max_rows must be int or None, not '3' (str)"),
         (ClickHouseWriter, {"max_rows": True}, "max_rows must be int or None, not True (bool)"),
-        (ClickHouseWriter, {"timeout": b"60s"}, "timeout must be float or str, not b'60s' (bytes)"),
+        (
+            ClickHouseWriter,
+            {"timeout": b"60s"},
+            "timeout must be seconds, a text with a unit ('5m') or a timedelta, not b'60s' (bytes)",
+        ),
         (
             PostgresWriter,
             {"concurrency": "4"},
@@ -34,6 +39,14 @@ from kmr.sinks import ClickHouseWriter, PostgresWriter, StreamWriter
             "StreamWriter has no argument max_agee; did you mean max_age?",
         ),
         (Json, {"registri": "x"}, "Json has no argument registri; did you mean registry?"),
+        (Retries, {"zzz": 1}, "Retries has no argument zzz; it has "),
+        (
+            ClickHouseWriter,
+            {"delivery": "at-most-once"},
+            "delivery must be 'exactly-once', 'at-least-once' or None, not",
+        ),
+        (StreamWriter, {"format": ["json"]}, "format must be 'json' or 'pretty', not ['json']"),
+        (KafkaWriter, {"compression": "zip"}, "'lz4', 'zstd' or None, not 'zip'"),
     ],
 )
 def test_a_wrong_argument_is_named_with_what_was_meant(
@@ -51,6 +64,9 @@ def test_a_strategy_and_its_parts_say_the_same() -> None:
     limit: Any = {"recods": 3}
     with pytest.raises(StrategyError, match=r"did you mean records\?"):
         ErrorLimit(**limit)
+    window: Any = Window
+    with pytest.raises(StrategyError, match=r"argument late \('drop', 'dead-letter' or 'reemit'\)"):
+        window("1m", time="at", columns={"n": ("*", "count")})
     unnamed: Any = ClickHouseWriter
     with pytest.raises(StrategyError, match="ClickHouseWriter needs the argument table"):
         unnamed()
@@ -58,6 +74,20 @@ def test_a_strategy_and_its_parts_say_the_same() -> None:
         StrategyError, match="takes 1 argument without a name, not 2; write the names"
     ):
         unnamed("t", "http://127.0.0.1:8123")
+
+
+def test_a_choice_is_checked_also_without_its_name() -> None:
+    limit: Any = ErrorLimit
+    assert limit(1, "5m", "drop").on_limit == "drop"
+    with pytest.raises(StrategyError, match="on_limit must be 'stop', 'pause' or 'drop', not 'x'"):
+        limit(1, 60, "x")
+
+
+def test_a_duration_is_seconds_a_text_or_a_timedelta() -> None:
+    for given in (90, 90.0, "90", "1.5m", timedelta(minutes=1.5)):
+        assert StreamWriter("out", max_age=given).max_age == 90.0
+    with pytest.raises(StrategyError, match="max_age must be above 0, not -1"):
+        StreamWriter("out", max_age=timedelta(seconds=-1))
 
 
 def test_an_error_inside_a_constructor_of_the_user_is_its_own() -> None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import pyarrow as pa
 import structlog
 
-from ...config.schema import parse_duration
+from ...config.schema import Duration, parse_duration
 from ...errors import KmrError, SinkError, StrategyError
 from ...record import COORDINATES
 from ...reducers.sink import declared_columns
 from ...service.threads import run_in_thread
 from ..answers import connected, of_clickhouse, one_line
 from ..changes import Changes
-from ..choosing import schema_to_create
+from ..choosing import ExtraColumns, schema_to_create
 from ..planning import MAX_BLOCK_ROWS, divided, together
 from ..ranges import RangeWriter
 from .changes import Versions
@@ -36,12 +36,11 @@ if TYPE_CHECKING:
 
     from ...reducers.finding import Finding
     from ...reducers.reducer import Context, Limits
-    from ..choosing import ExtraColumns
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
     from .client import ClickHouseConnection
     from .deduplication import InsertMemory
-    from .table import ClickHouseTable, Compression
+    from .table import ClickHouseTable
 
 _SMALL_ROWS = 100_000  # of a flush that is written with those of other partitions
 _RESERVED = (
@@ -142,9 +141,9 @@ class ClickHouseWriter(RangeWriter):
         settings: Mapping[str, Any] | None = None,
         concurrency: int = 4,
         inserts_per_second: float | None = 4.0,
-        compression: Compression | Literal["auto"] = "auto",
-        connect_timeout: float | str = 10.0,
-        timeout: float | str = 60.0,
+        compression: Literal["lz4", "zstd", "auto"] | None = "auto",
+        connect_timeout: Duration = 10.0,
+        timeout: Duration = 60.0,
         client: Mapping[str, Any] | None = None,
         create: bool | pa.Schema = False,
         evolve: Literal["add"] | None = None,
@@ -178,8 +177,6 @@ class ClickHouseWriter(RangeWriter):
             )
         if url is not None:
             ClickHouseAddress.of(url)
-        if evolve not in (None, "add"):
-            raise StrategyError(f"ClickHouseWriter: evolve must be 'add' or None, not {evolve!r}")
         if evolve is not None and extra_columns == "ignore":
             raise StrategyError(
                 "ClickHouseWriter: evolve='add' adds the columns that extra_columns='ignore' leaves out; "

@@ -13,6 +13,7 @@ from .row_messages import RowMessages, header_lists
 from .writer import KafkaWriter
 
 if TYPE_CHECKING:
+    from ...config.schema import Duration
     from ...reducers.reducer import Context
     from .writer import Compression
 
@@ -59,7 +60,7 @@ class DeadLetterWriter(KafkaWriter):
     """
 
     def __init__(
-        self, topic: str, *, max_age: float | str | None = 1.0, **options: Unpack[_LetterOptions]
+        self, topic: str, *, max_age: Duration | None = 1.0, **options: Unpack[_LetterOptions]
     ) -> None:
         self._context: Context | None = None
         for name in ("key", "value", "headers", "timestamp"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Self, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ...config.schema import Duration
     from ...reducers.reducer import Context, Policies
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
@@ -96,7 +97,7 @@ class ParquetWriter(RangeWriter):
         concurrency: int = 4,
         max_rows: int | None = DEFAULT_MAX_ROWS,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
-        max_age: float | str | None = DEFAULT_MAX_AGE,
+        max_age: Duration | None = DEFAULT_MAX_AGE,
         **policies: Unpack[Policies],
     ) -> None:
         super().__init__(
@@ -107,10 +108,6 @@ class ParquetWriter(RangeWriter):
             max_age=max_age,
             **policies,
         )
-        if compression not in get_args(Compression):
-            raise StrategyError(
-                f"ParquetWriter: compression must be one of {get_args(Compression)}, not {compression!r}"
-            )
         self.url = str(url)
         self.filesystem = filesystem
         self.partition_by = (

@@ -12,13 +12,13 @@ import psycopg
 import pyarrow as pa
 import structlog
 
-from ...config.schema import parse_duration
+from ...config.schema import Duration, parse_duration
 from ...errors import KmrError, SinkError, StrategyError
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
 from ..answers import of_postgres
 from ..changes import Applied, Changes
-from ..choosing import choose
+from ..choosing import ExtraColumns, choose
 from ..planning import divided, together
 from ..ranges import RangeWriter
 from .connection import Pool
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ...columns.fitted import Fitted
     from ...reducers.finding import Finding
     from ...reducers.reducer import Context, Limits
-    from ..choosing import ExtraColumns
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
     from .connection import Connection
@@ -129,8 +128,8 @@ class PostgresWriter(RangeWriter):
         delivery: RangeDelivery = "exactly-once",
         concurrency: int = 4,
         inserts_per_second: float | None = 4.0,
-        connect_timeout: float | str = 10.0,
-        timeout: float | str = 60.0,
+        connect_timeout: Duration = 10.0,
+        timeout: Duration = 60.0,
         **limits: Unpack[Limits],
     ) -> None:
         super().__init__(
@@ -141,10 +140,6 @@ class PostgresWriter(RangeWriter):
         )
         if not table:
             raise StrategyError("PostgresWriter needs the name of a table")
-        if extra_columns not in ("error", "ignore"):
-            raise StrategyError(
-                f"PostgresWriter: extra_columns must be 'error' or 'ignore', not {extra_columns!r}"
-            )
         self._changes = Changes.of("PostgresWriter", key, changes=changes)
         self.replaces_by = () if self._changes is None else self._changes.key
         if self._changes is not None and delivery != "exactly-once":

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from ...columns.fitted import Fitted
+    from ...config.schema import Duration
     from ...record import TopicPartition
     from ...reducers.reducer import Context, Policies
     from ...reducers.sink import Refusal, Write
@@ -164,7 +165,7 @@ class SparkWriter(Collecting, Sink):
         create: bool | pa.Schema = False,
         max_rows: int | None = DEFAULT_MAX_ROWS,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
-        max_age: float | str | None = DEFAULT_MAX_AGE,
+        max_age: Duration | None = DEFAULT_MAX_AGE,
         **policies: Unpack[Policies],
     ) -> None:
         super().__init__(max_rows=max_rows, max_bytes=max_bytes, max_age=max_age, **policies)

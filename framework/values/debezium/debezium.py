@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args, is_typeddict
+from typing import TYPE_CHECKING, Any, Final, Literal, is_typeddict
 
 import msgspec
 import numpy as np
@@ -105,16 +105,6 @@ class Debezium(ValueFormat):
             raise StrategyError(
                 f"Debezium takes the format of the events, not {name}; write Debezium(Json({name}))"
             )
-        for name, value, allowed in (
-            ("times", times, Times),
-            ("decimals", decimals, Decimals),
-            ("truncates", truncates, Truncates),
-            ("order", order or "position", Order),
-        ):
-            if value not in get_args(allowed):
-                raise StrategyError(
-                    f"Debezium: {name} must be one of {get_args(allowed)}, not {value!r}"
-                )
         self._inner = inner
         self._flattened = flattened
         self._encodings = {name: Encoding.of(text) for name, text in (encodings or {}).items()}

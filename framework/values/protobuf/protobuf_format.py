@@ -6,7 +6,7 @@ import base64
 import binascii
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -74,8 +74,6 @@ class Protobuf(ValueFormat):
         subject: str | None = None,
         timestamps: Unit = "us",
     ) -> None:
-        if timestamps not in get_args(Unit):
-            raise StrategyError(f"Protobuf: timestamps must be 'us' or 'ns', not {timestamps!r}")
         self._unit: Unit = timestamps
         self._registry = Registry(registry) if isinstance(registry, str) else registry
         self._subject = subject

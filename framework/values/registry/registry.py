@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
 
-from ...config.schema import parse_duration
+from ...config.schema import Duration, parse_duration
 from ...errors import RegistryError, StrategyError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Registry:
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
-    timeout: float | str = 10.0
+    timeout: Duration = 10.0
     retries: int = 7
     _local: _Local = field(init=False, repr=False, compare=False, hash=False)
 
@@ -343,7 +343,8 @@ class _Local:
                     raise RegistryError(
                         f"registry {registry.url}: TLS files cannot be read ({error})"
                     ) from error
-                self._pool = urllib3.PoolManager(timeout=float(registry.timeout), ssl_context=tls)
+                timeout = parse_duration(registry.timeout, "registry: timeout")
+                self._pool = urllib3.PoolManager(timeout=timeout, ssl_context=tls)
             return self._pool
 
     def __reduce__(self) -> tuple[type[_Local], tuple[()]]:

@@ -31,8 +31,8 @@ from kmr.testing import Journal, MemoryWriter
         ({"max_age": -1.0}, "max_age must be above 0, not -1.0"),
         ({"max_age": "0s"}, "max_age must be above 0, not '0s'"),
         ({"max_age": "4 parsecs"}, "max_age: '4 parsecs' is not a number with one of the units"),
-        ({"when_full": "drop"}, "when_full must be one of .*, not 'drop'"),
-        ({"on_error": "ignore"}, "on_error must be one of .*, not 'ignore'"),
+        ({"when_full": "drop"}, "when_full must be .*, not 'drop'"),
+        ({"on_error": "ignore"}, "on_error must be .*, not 'ignore'"),
         ({"when_full": "backpressure", "max_age": None}, "needs max_age"),
     ],
 )

@@ -177,9 +177,9 @@ async def test_a_missing_column_is_named(broker: Broker) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"acks": 0}, "acks must be 'all' or 1, not 0: without acknowledgements"),
+        ({"acks": 0}, "acks must be 'all' or 1, not 0"),
         ({"acks": 1, "idempotence": True}, "idempotence=True needs acks='all'"),
-        ({"compression": "zip"}, "compression must be one of"),
+        ({"compression": "zip"}, "compression must be"),
         ({"max_message_bytes": 0}, "max_message_bytes must be above 0"),
         ({"attempt_timeout": 0}, "attempt_timeout must be above 0, not 0"),
         ({"topic": ""}, "'' cannot be the name of a topic"),
