@@ -142,10 +142,16 @@ def _parameters(cls: type) -> dict[str, _Allowed | None]:
     constructors = [vars(base)["__init__"] for base in cls.__mro__[:-1] if "__init__" in vars(base)]
     names = ChainMap(*(getattr(each, "__globals__", {}) for each in constructors))
     found: dict[str, _Allowed | None] = {}
-    for each in (each for constructor in constructors for each in _signature(constructor)):
-        if each.name not in found and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
-            is_text = isinstance(each.annotation, str)
-            found[each.name] = _Allowed.of(each.annotation, names) if is_text else None
+    for parameters in map(_signature, constructors):
+        for each in parameters:
+            if each.name not in found and each.kind in (
+                each.POSITIONAL_OR_KEYWORD,
+                each.KEYWORD_ONLY,
+            ):
+                is_text = isinstance(each.annotation, str)
+                found[each.name] = _Allowed.of(each.annotation, names) if is_text else None
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            break  # nothing else reaches the classes that it extends
     return found
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 __all__ = [
     "BrokerUnavailable",
@@ -314,3 +314,13 @@ def did_you_mean(
 
     near = difflib.get_close_matches(name, list(known), 1, similar)
     return f"; did you mean {shown(near[0])}?" if near else ""
+
+
+def require_columns(subject: str, wanted: Iterable[str], columns: Collection[str]) -> None:
+    """Raise StrategyError, with the nearest column, unless rows with `columns` have all that are wanted."""
+    for name in wanted:
+        if name not in columns:
+            near = did_you_mean(name, columns)
+            raise StrategyError(
+                f"{subject}: the rows have no column {name!r}, only {list(columns)}{near}"
+            )

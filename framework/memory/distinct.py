@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from ..arguments import Checked
 from ..config.schema import Duration, parse_duration
-from ..errors import StrategyError
+from ..errors import StrategyError, require_columns
 from .distinct_keys import is_comparable
 from .event_time import require_time
 
@@ -94,10 +94,8 @@ class Distinct(metaclass=Checked):
 
     def require(self, schema: pa.Schema) -> None:
         """Raise StrategyError unless rows of these columns have a key and a time."""
-        names: list[Any] = schema.names
-        for name in (*self.key, *(() if self.time is None else (self.time,))):
-            if name not in names:
-                raise StrategyError(f"Distinct: the rows have no column {name!r}, only {names}")
+        wanted = self.key if self.time is None else (*self.key, self.time)
+        require_columns("Distinct", wanted, schema.names)
         for name in self.key:
             if not is_comparable(kind := schema.field(name).type):
                 raise StrategyError(

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import StrategyError
+from ..errors import StrategyError, require_columns
 from .distinct_kernel import CAPACITY, EMPTY, MOST, SHARDS, SLOTS, USED, WORDS, kernels
 
 if TYPE_CHECKING:
@@ -122,13 +122,10 @@ def hashes_of(table: pa.Table, names: Sequence[str]) -> tuple[NDArray[np.int64],
     Raises:
         StrategyError: a column is missing, or of a type whose values are not compared.
     """
+    require_columns("Distinct", names, table.column_names)
     hashes = np.zeros((table.num_rows, 2), np.int64)
     valid = np.ones(table.num_rows, np.bool_)
     for name in names:
-        if name not in table.column_names:
-            raise StrategyError(
-                f"Distinct: the rows have no column {name!r}, only {table.column_names}"
-            )
         column = _one_array(table.column(name))
         if column.null_count:
             valid &= column.is_valid().to_numpy(zero_copy_only=False)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ..config.schema import Duration, parse_duration
 from ..delivery.announcement import NOTHING_CLOSED
-from ..errors import StrategyError
+from ..errors import StrategyError, require_columns
 from ..record import COORDINATES, Rows
 from ..reducers.aggregate import ALL, AggregateFunction, sources_and_functions
 from ..reducers.collect import Collecting
@@ -240,8 +240,7 @@ class Window(Collecting):
 
     def require(self, columns: Sequence[str]) -> None:
         """Raise StrategyError unless all columns that are needed are there."""
-        if missing := [name for name in self.sources if name not in columns]:
-            raise StrategyError(f"Window: the rows have no column {missing[0]!r}, only {columns}")
+        require_columns("Window", self.sources, columns)
 
     def require_types(self, schema: pa.Schema) -> None:
         """Raise StrategyError unless columns of these types can be grouped and aggregated."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 import pyarrow as pa
 
 from ..columns.kinds import without_rows
-from ..errors import MANY, StrategyError
+from ..errors import MANY, StrategyError, require_columns
 from .collect import Collecting, one_table
 from .grouping import group
 from .sink import RowsRefused, refusals_among
@@ -128,10 +128,7 @@ class Aggregate(Collecting):
 
     def require(self, columns: Sequence[str]) -> None:
         """Raise StrategyError unless all columns that are grouped or aggregated are there."""
-        if missing := [name for name in self._wanted() if name not in columns]:
-            raise StrategyError(
-                f"Aggregate: the rows have no column {missing[0]!r}, only {columns}"
-            )
+        require_columns("Aggregate", self._wanted(), columns)
 
 
 def sources_and_functions(what: str, columns: Any) -> dict[str, tuple[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kmr import Aggregate, ErrorLimit, Json, Retries, Strategy, Window
+from kmr import Aggregate, Distinct, ErrorLimit, Json, Retries, Strategy, Window
 from kmr.errors import StrategyError
 from kmr.sinks import ClickHouseWriter, KafkaWriter, PostgresWriter, StreamWriter
 
@@ -39,7 +39,8 @@ from kmr.sinks import ClickHouseWriter, KafkaWriter, PostgresWriter, StreamWrite
             "StreamWriter has no argument max_agee; did you mean max_age?",
         ),
         (Json, {"registri": "x"}, "Json has no argument registri; did you mean registry?"),
-        (Retries, {"zzz": 1}, "Retries has no argument zzz; it has "),
+        (Retries, {"zzz": 1}, "no argument zzz; it has on, attempts, backoff, max_backoff"),
+        (Distinct, {"max_rows": 1}, "Distinct has no argument max_rows; it has key, within, "),
         (
             ClickHouseWriter,
             {"delivery": "at-most-once"},

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from kmr import errors
-from kmr.errors import KmrError, OffsetOutOfRange, reason_of, traceback_of, type_of
+from kmr.errors import (
+    KmrError,
+    OffsetOutOfRange,
+    StrategyError,
+    reason_of,
+    require_columns,
+    traceback_of,
+    type_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +70,13 @@ def test_every_public_error_is_shown_without_a_traceback() -> None:
 def test_an_offset_that_is_out_of_range_has_its_partition() -> None:
     assert OffsetOutOfRange("gone").partition is None
     assert OffsetOutOfRange("gone", ("t", 0)).partition == ("t", 0)
+
+
+def test_a_column_that_rows_lack_is_named_with_the_nearest_one() -> None:
+    require_columns("Window", ["user", "at"], ["at", "user", "amount"])
+    with pytest.raises(StrategyError) as caught:
+        require_columns("Window", ["at", "usr"], ["at", "user"])
+    assert (
+        str(caught.value)
+        == "Window: the rows have no column 'usr', only ['at', 'user']; did you mean user?"
+    )

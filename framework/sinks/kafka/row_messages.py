@@ -19,7 +19,7 @@ from ...columns.fitted import TargetColumn, fit_columns
 from ...columns.fitting import fit, in_lists, raw_or_text
 from ...columns.kinds import Lists, is_list, mask_of, plain
 from ...columns.texts import json_rows
-from ...errors import StrategyError
+from ...errors import StrategyError, require_columns
 from ...values.debezium.change import CONTROL
 from ...values.registry.registry import SchemaRefused
 from ...values.value_format import RowsDoNotFit, ValueFormat
@@ -231,10 +231,7 @@ async def message_limit(client: Mapping[str, Any], topic: str) -> int | None:
 
 def column_of(table: pa.Table, name: str) -> pa.Table:
     """Return a table with one column. Raises StrategyError, with the existing ones, if it is missing."""
-    if name not in table.column_names:
-        raise StrategyError(
-            f"KafkaWriter: the rows have no column {name!r}, only {table.column_names}"
-        )
+    require_columns("KafkaWriter", [name], table.column_names)
     return table.select([name])
 
 
