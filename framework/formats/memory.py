@@ -27,6 +27,10 @@ def load64(at: Any) -> Any:
     """Read the 8 bytes at an address, aligned or not."""
 
 
+def store8(at: Any, byte: Any) -> None:
+    """Write the lowest byte of a word to an address."""
+
+
 def store64(at: Any, word: Any) -> None:
     """Write 8 bytes at an address, aligned or not."""
 
@@ -69,6 +73,10 @@ def _write_load8(builder: Any, at: Any) -> Any:
 
 def _write_load64(builder: Any, at: Any) -> Any:
     return builder.load(_pointer(builder, at, 64), align=1)
+
+
+def _write_store8(builder: Any, at: Any, byte: Any) -> None:
+    builder.store(builder.trunc(byte, ir.IntType(8)), _pointer(builder, at, 8))
 
 
 def _write_store64(builder: Any, at: Any, word: Any) -> Any:
@@ -115,6 +123,7 @@ def _write_bits_of(builder: Any, number: Any) -> Any:
 _INTRINSICS: Final[dict[Callable[..., Any], tuple[Callable[..., Any], str, tuple[str, ...]]]] = {
     load8: (_write_load8, "int64", ("int64",)),
     load64: (_write_load64, "uint64", ("int64",)),
+    store8: (_write_store8, "void", ("int64", "int64")),
     store64: (_write_store64, "void", ("int64", "uint64")),
     copy32: (_write_copy32, "void", ("int64", "int64")),
     equal_bytes: (_writer_of_marks("=="), "uint64", ("int64", "int64")),

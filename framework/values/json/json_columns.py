@@ -32,6 +32,7 @@ from ..registry.framing import NULL, raw_values
 from ..row_classes import is_attrs
 from ..schemas import hints_of, item_of, nested_columns, row_type
 from . import json_kernel as kernel
+from . import json_scalars as nodes
 from .json_texts import copy_texts
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ _pc: Any = pc
 _INT64: Final = np.iinfo(np.int64)
 _UUID: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _TEXTS: Final = (pa.string(), pa.large_string())
-_MISSING: Final = 1 << kernel.MISSING
-_NOT_SIMPLE: Final = 1 << kernel.ODD | 1 << kernel.ESCAPED
+_MISSING: Final = 1 << nodes.MISSING
+_NOT_SIMPLE: Final = 1 << nodes.ODD | 1 << nodes.ESCAPED
 
 
 class WalkedColumns(NamedTuple):
@@ -71,7 +72,7 @@ class _Value:
         convert: makes Arrow's Python value of msgspec's.
     """
 
-    code = kernel.RAW
+    code = nodes.RAW
     kind: Kind = "bytes"
     stored: Any = pa.binary()  # as the slots hold it
     low, high = int(_INT64.min), int(_INT64.max)
@@ -115,27 +116,27 @@ def _value(
 
     match kind:
         case inspect.StrType() if bare and type_ in _TEXTS:
-            read_as(kernel.TEXT, "text", pa.string())
+            read_as(nodes.TEXT, "text", pa.string())
         case inspect.IntType() if kind.multiple_of is None and _pa.types.is_integer(type_):
             value.low, value.high = _bounds(kind)
-            read_as(kernel.INTEGER, "integer")
+            read_as(nodes.INTEGER, "integer")
         case inspect.FloatType() if bare and type_ in (pa.float64(), pa.float32()):
-            read_as(kernel.FLOAT, "double", pa.float64())
+            read_as(nodes.FLOAT, "double", pa.float64())
             value.high = DIGITS[type_.bit_width]
         case inspect.BoolType() if type_ == pa.bool_():
-            read_as(kernel.BOOLEAN, "boolean")
+            read_as(nodes.BOOLEAN, "boolean")
         case inspect.DateTimeType() if bare and type_ == pa.timestamp("us", tz="UTC"):
-            read_as(kernel.DATETIME, "integer")
+            read_as(nodes.DATETIME, "integer")
         case inspect.DateType() if type_ == pa.date32():
-            read_as(kernel.DATE, "integer")
+            read_as(nodes.DATE, "integer")
         case inspect.UUIDType() if type_ in _TEXTS:
-            read_as(kernel.TEXT, "text", pa.string())
+            read_as(nodes.TEXT, "text", pa.string())
             value.pattern = _UUID
         case inspect.EnumType() if type_ in _TEXTS:
-            read_as(kernel.TEXT, "text", pa.string())
+            read_as(nodes.TEXT, "text", pa.string())
             value.allowed = pa.array([member.value for member in kind.cls], pa.string())
         case inspect.LiteralType() if type_ in _TEXTS:
-            read_as(kernel.TEXT, "text", pa.string())
+            read_as(nodes.TEXT, "text", pa.string())
             value.allowed = pa.array(kind.values, pa.string())
         case _ if depth < kernel.DEPTH:
             _nest(value, hint, kind, depth)
@@ -151,18 +152,18 @@ def _nest(value: _Value, hint: Any, kind: inspect.Type, depth: int) -> None:
                 fields = _fields(kind.cls, kind, nested_columns(kind, type_), depth + 1)
             except _Unplanned:
                 return
-            value.code, value.kind, value.stored = kernel.OBJECT, "struct", type_
+            value.code, value.kind, value.stored = nodes.OBJECT, "struct", type_
             value.fields, value.closed = fields, _is_closed(kind)
         case inspect.ListType() if kind.min_length is None and kind.max_length is None:
             plain = pa.list_(type_.value_field)
-            _nest_items(value, hint, kind.item_type, (kernel.ITEMS, "list", plain), depth)
+            _nest_items(value, hint, kind.item_type, (nodes.ITEMS, "list", plain), depth)
         case inspect.DictType() if (
             kind.min_length is None
             and kind.max_length is None
             and _is_bare_text(kind.key_type)
             and type_.key_type == pa.string()
         ):
-            _nest_items(value, hint, kind.value_type, (kernel.PAIRS, "map", type_), depth)
+            _nest_items(value, hint, kind.value_type, (nodes.PAIRS, "map", type_), depth)
 
 
 def _nest_items(
@@ -263,8 +264,8 @@ class WalkTables:
         self._nulls: list[int] = []
         self._names = bytearray()
         root = _Value(None, pa.null(), nullable=False, convert=None)
-        root.code, root.fields, root.closed = kernel.OBJECT, fields, closed
-        self._lines.append([0] * kernel.NODE_WIDTH)
+        root.code, root.fields, root.closed = nodes.OBJECT, fields, closed
+        self._lines.append([0] * nodes.NODE_WIDTH)
         self._fill(0, root, 0, 0)
         self.columns = [field.value.column for field in fields]
         self.odd = np.full(len(self.layout.tables.levels), _NOT_SIMPLE, np.uint8)
@@ -283,21 +284,21 @@ class WalkTables:
     def _fill(self, at: int, value: _Value, level: int, maps: int) -> None:
         """Complete the line of a value, and add those of the values inside it."""
         line = self._lines[at]
-        line[kernel.CODE], line[kernel.NULLABLE] = value.code, int(value.nullable)
-        line[kernel.LOW], line[kernel.HIGH] = value.low, value.high
-        line[kernel.TO], line[kernel.AT] = value.column.first, level
-        line[kernel.CLOSED] = int(value.closed)
-        if value.code == kernel.OBJECT:
-            line[kernel.FIELDS], line[kernel.COUNT] = len(self._lines), len(value.fields)
-            self._lines += [[0] * kernel.NODE_WIDTH for _ in value.fields]
-            for position, field in enumerate(value.fields, line[kernel.FIELDS]):
+        line[nodes.CODE], line[nodes.NULLABLE] = value.code, int(value.nullable)
+        line[nodes.LOW], line[nodes.HIGH] = value.low, value.high
+        line[nodes.TO], line[nodes.AT] = value.column.first, level
+        line[nodes.CLOSED] = int(value.closed)
+        if value.code == nodes.OBJECT:
+            line[nodes.FIELDS], line[nodes.COUNT] = len(self._lines), len(value.fields)
+            self._lines += [[0] * nodes.NODE_WIDTH for _ in value.fields]
+            for position, field in enumerate(value.fields, line[nodes.FIELDS]):
                 self._add_column(field.value, level)
                 self.defaults[field.value.column.first] = field.column
                 default = field.column.default
                 name = field.column.key.encode()
                 own = self._lines[position]
-                own[kernel.REQUIRED] = int(field.column.required or default is msgspec.NODEFAULT)
-                own[kernel.NAME], own[kernel.NAME_SIZE] = len(self._names), len(name)
+                own[nodes.REQUIRED] = int(field.column.required or default is msgspec.NODEFAULT)
+                own[nodes.NAME], own[nodes.NAME_SIZE] = len(self._names), len(name)
                 self._names += name
                 self._fill(position, field.value, level, maps)
             value.column.children = [field.value.column for field in value.fields]
@@ -305,37 +306,37 @@ class WalkTables:
         elif value.item is not None:
             inner = self.layout.child_level(value.column)
             children = []
-            if value.code == kernel.PAIRS:
+            if value.code == nodes.PAIRS:
                 key = self.layout.add("text", pa.string(), inner, "")
-                line[kernel.KEY], line[kernel.MASK] = key.first, maps
+                line[nodes.KEY], line[nodes.MASK] = key.first, maps
                 children, maps = [key], maps + 1
             self._add_column(value.item, inner)
-            line[kernel.ITEM], line[kernel.INNER] = len(self._lines), inner
-            self._lines.append([0] * kernel.NODE_WIDTH)
-            self._fill(line[kernel.ITEM], value.item, inner, maps)
+            line[nodes.ITEM], line[nodes.INNER] = len(self._lines), inner
+            self._lines.append([0] * nodes.NODE_WIDTH)
+            self._fill(line[nodes.ITEM], value.item, inner, maps)
             value.column.children = [*children, value.item.column]
         nulls = list(value.column.nullable())
-        line[kernel.NULLS], line[kernel.NULL_COUNT] = len(self._nulls), len(nulls)
+        line[nodes.NULLS], line[nodes.NULL_COUNT] = len(self._nulls), len(nulls)
         self._nulls += nulls
 
     def _add_column(self, value: _Value, level: int) -> None:
         value.column = self.layout.add(value.kind, value.stored, level, "")
         is_checked = value.allowed is not None or value.pattern is not None
-        if value.code == kernel.RAW or is_checked or value.stored != value.type:
+        if value.code == nodes.RAW or is_checked or value.stored != value.type:
             value.column.is_flat = False
         self.values[value.column.first] = value
 
     def _hash(self, line: list[int]) -> None:
-        size = 1 << (2 * line[kernel.COUNT]).bit_length()
+        size = 1 << (2 * line[nodes.COUNT]).bit_length()
         entries = [-1] * size
-        for node in range(line[kernel.FIELDS], line[kernel.FIELDS] + line[kernel.COUNT]):
-            begin = self._lines[node][kernel.NAME]
-            name = bytes(self._names[begin : begin + self._lines[node][kernel.NAME_SIZE]])
+        for node in range(line[nodes.FIELDS], line[nodes.FIELDS] + line[nodes.COUNT]):
+            begin = self._lines[node][nodes.NAME]
+            name = bytes(self._names[begin : begin + self._lines[node][nodes.NAME_SIZE]])
             place = hash_of(name) & (size - 1)
             while entries[place] >= 0:
                 place = (place + 1) & (size - 1)
             entries[place] = node
-        line[kernel.TABLE], line[kernel.MASK] = len(self._table), size - 1
+        line[nodes.TABLE], line[nodes.MASK] = len(self._table), size - 1
         self._table += entries
 
 
@@ -366,7 +367,7 @@ def walk(plan: WalkTables, schema: pa.Schema, values: Any) -> WalkedColumns:
     run(code, batch, slots)
     slots.left = batch.statuses.view(np.bool_)
     if slots.left.any() or raw.nulls is not None:
-        slots.scratch.others[:] |= 1 << kernel.NULL
+        slots.scratch.others[:] |= 1 << nodes.NULL
 
     def bad(column: SlotColumn, items: NDArray[np.int64], reason: str) -> None:
         slots.leave(column, items)
@@ -379,7 +380,7 @@ class _Cells(Slots):
 
     def __init__(self, plan: WalkTables, data: NDArray[np.uint8], rows: int) -> None:
         super().__init__(plan.layout, rows)
-        self.valid.fill(kernel.MISSING)
+        self.valid.fill(nodes.MISSING)
         self.left = np.zeros(rows, np.bool_)
         self.scratch = kernel.scratch(plan.program, len(self.table))
         self._plan = plan
@@ -403,12 +404,12 @@ class _Cells(Slots):
         found = self.is_valid(column.first).view(np.uint8)
         if self.scratch.others[column.first] & self._plan.odd[column.first]:
             others = list(self._others(column, value, found.copy()))
-            found[:] = (found == kernel.VALUE) | (found == kernel.ESCAPED)
+            found[:] = (found == nodes.VALUE) | (found == nodes.ESCAPED)
         elif self.scratch.others[column.first] & _MISSING:
-            found[:] = found == kernel.VALUE
-        if value.code == kernel.RAW:
+            found[:] = found == nodes.VALUE
+        if value.code == nodes.RAW:
             array = _pa.nulls(int(self.cursors[column.level]), value.type)
-        elif self.scratch.others[column.first] & 1 << kernel.ESCAPED:
+        elif self.scratch.others[column.first] & 1 << nodes.ESCAPED:
             array = self._texts(column)
         else:
             array = super().array(column, data, bad)
@@ -441,12 +442,12 @@ class _Cells(Slots):
         self, column: SlotColumn, value: _Value, found: NDArray[np.uint8]
     ) -> Iterator[tuple[NDArray[np.int64], Any]]:
         """Yield the rows that hold no plain value, with their values."""
-        rows = np.flatnonzero(found == kernel.ODD)
+        rows = np.flatnonzero(found == nodes.ODD)
         if len(rows):
             yield rows, self._decoded(column, value, rows)
         default = self._plan.defaults.get(column.first)
         if default is not None and default.default not in (None, msgspec.NODEFAULT):
-            rows = np.flatnonzero(found == kernel.MISSING)
+            rows = np.flatnonzero(found == nodes.MISSING)
             if len(rows):
                 one = default.convert(default.default) if default.convert else default.default
                 yield rows, pa.array([one] * len(rows), value.type)
@@ -461,7 +462,7 @@ class _Cells(Slots):
         self.leave(column, np.flatnonzero(~good.to_numpy(zero_copy_only=False).astype(np.bool_)))
 
     def _cast(self, column: SlotColumn, value: _Value, array: Any) -> Any:
-        if value.code != kernel.FLOAT:
+        if value.code != nodes.FLOAT:
             return array.cast(value.type)
         made = fit(array, value.type)
         if made.bad is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +29,20 @@ if TYPE_CHECKING:
     from ..schemas import RowType
     from ..typed import Source
 
-_PLAIN: Final = msgspec.json.Decoder(float_hook=Decimal)
+_LARGEST_EXPONENT: Final = 10**17  # with which a Decimal can be made, whatever its digits
+
+
+def _as_written(number: str) -> Decimal:
+    """Return a number of JSON; one with an exponent that no Decimal can have gets the largest."""
+    try:
+        return Decimal(number)
+    except InvalidOperation:
+        digits, _, exponent = number.lower().partition("e")
+        sign = "-" if exponent.startswith("-") else ""
+        return Decimal(f"{digits}e{sign}{_LARGEST_EXPONENT}")
+
+
+_PLAIN: Final = msgspec.json.Decoder(float_hook=_as_written)
 """Decodes to plain objects with the numbers as they are."""
 
 _ENCODER: Final = msgspec.json.Encoder()

@@ -18,45 +18,62 @@ import numpy as np
 from ...formats.machine_code import BYTES, INT64_TABLE, INT64S, Int, Ints, compiled, inlined
 from ...formats.memory import load8, load64
 from ..decoding.frame import ADDRESS, SlotArrays, ValueBatch, frame, load_frame, write_null
-from .json_numbers import as_float, as_integer, is_kept, scan_number
+from .json_numbers import as_float
+from .json_scalars import (
+    AT,
+    CLOSED,
+    CODE,
+    COUNT,
+    FIELDS,
+    FOLLOWER_SIZE,
+    FOLLOWER_WIDTH,
+    INNER,
+    ITEM,
+    ITEMS,
+    KEY,
+    MASK,
+    MISSING,
+    NAME,
+    NAME_SIZE,
+    NEXT,
+    NODE_SIZE,
+    NULL,
+    NULL_COUNT,
+    NULLABLE,
+    NULLS,
+    OBJECT,
+    PAIRS,
+    REQUIRED,
+    SIZE,
+    START,
+    TABLE,
+    TO,
+    VALUE,
+    WORD,
+    WORD_MASK,
+    Addresses,
+    follows,
+    read_items,
+    read_members,
+    same,
+)
 from .json_texts import (
     CLOSE,
     COLON,
     COMMA,
     LIST,
     LIST_END,
-    MINUS,
     OPEN,
     QUOTE,
-    skip_scalar,
     skip_spaces,
     skip_value,
     text_end,
     word_end,
 )
-from .json_times import day_of, moment_of
+from .json_times import day_of
 
 if TYPE_CHECKING:
     from ...formats.machine_code import Kernel
-
-# How a node of a type is read. RAW: only its place is noted.
-RAW, TEXT, INTEGER, FLOAT, BOOLEAN, DATETIME, DATE, OBJECT, ITEMS, PAIRS = range(10)
-
-# Columns of the table of nodes. TO and AT: the slot column and its level. ITEM and INNER: the node of the
-# items or values, and their level; KEY: the slot column of keys. FIELDS and COUNT: the nodes of the fields;
-# TABLE and MASK: their hash table; of a map, MASK is how many maps it is inside of. NULLS and NULL_COUNT: the
-# slot columns to make null.
-(
-    CODE, TO, AT, NULLABLE, LOW, HIGH, NAME, NAME_SIZE, ITEM, INNER, KEY, FIELDS, COUNT, TABLE, MASK, CLOSED,
-    NULLS, NULL_COUNT, REQUIRED, NODE_WIDTH,
-) = range(20)  # fmt: skip
-
-# Columns of the table of followers. WORD: the first 8 bytes of the text, of which WORD_MASK are in it.
-START, SIZE, NEXT, WORD, WORD_MASK = range(5)
-
-# What is in a slot, instead of "not null". ODD: valid JSON, which the walk does not read, and ESCAPED: a text
-# with escapes; both are noted as `start << 32 | size`.
-NULL, VALUE, ODD, MISSING, ESCAPED = range(5)
 
 DEPTH = 60
 _NEW = 512  # fields that the type does not have, whose place is predicted
@@ -65,23 +82,6 @@ _KEY_SLOTS = 1024
 _UNKNOWN = -1
 FACTOR, OTHER_FACTOR = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F  # of the hash of names
 _MEMBER, _VALUE, _AFTER, _END, _ITEM, _PAIR, _LEFT, _DONE = range(8)  # states of the walk
-
-
-@compiled
-def _same(one: Int, other: Int, size: Int) -> bool:
-    """Compare two pieces of memory."""
-    at = np.int64(0)
-    while at + 8 <= size:
-        if load64(one + at) != load64(other + at):
-            return False
-        at += 8
-    if at < size and size >= 8:
-        return bool(load64(one + size - 8) == load64(other + size - 8))
-    while at < size:
-        if load8(one + at) != load8(other + at):
-            return False
-        at += 1
-    return True
 
 
 @compiled
@@ -99,22 +99,6 @@ def _expect(followers: Ints, place: Int, begin: Int, size: Int, field: Int) -> N
     followers[place, NEXT] = field
     followers[place, WORD] = np.int64(word)
     followers[place, WORD_MASK] = np.int64(mask)
-
-
-@inlined
-def _is_expected(followers: Ints, place: Int, size: Int, at: Int, end: Int) -> bool:
-    """Whether the text at an address equals the noted one, and a value follows it."""
-    if at + 8 > end or at + size >= end:
-        return at + size < end and _same(followers[place, START], at, size)
-    found = np.int64(load64(at)) ^ followers[place, WORD]
-    if found & followers[place, WORD_MASK] != 0:
-        return False
-    begin = followers[place, START]
-    if size <= 8:
-        return True
-    if size <= 16:
-        return bool(load64(begin + size - 8) == load64(at + size - 8))
-    return _same(begin, at, size)
 
 
 @compiled
@@ -141,61 +125,9 @@ def _lookup(at: Int, size: Int, nodes: Ints, object_: Int, table: Ints, names: I
         node = table[np.uint64(nodes[object_, TABLE] + place)]
         if node < 0:
             return np.int64(_UNKNOWN)
-        if nodes[node, NAME_SIZE] == size and _same(names + nodes[node, NAME], at, size):
+        if nodes[node, NAME_SIZE] == size and same(names + nodes[node, NAME], at, size):
             return np.int64(node)
         place = (place + 1) & mask
-
-
-@inlined
-def _scalar(  # noqa: C901
-    at: Int, end: Int, limit: Int, base: Int, code: Int, low: Int, high: Int, nullable: Int
-) -> tuple[Int, Int, Int]:
-    """Read a value that has one slot: the address after it (-1: not valid), what it is, and its slot."""
-    byte = load8(at)
-    start = at
-    if byte == QUOTE:
-        close, plain = text_end(at + 1, end, limit)
-        at = close + 1 if close >= 0 else close
-        if code == TEXT:
-            kind = np.int64(VALUE) if plain else np.int64(ESCAPED)
-            return at, kind, ((start + 1 - base) << 32) | (close - start - 1)
-        if at < 0:
-            return at, np.int64(ODD), np.int64(0)
-        if code == DATETIME:
-            moment, is_one = moment_of(start + 1, close)
-            if is_one:
-                return at, np.int64(VALUE), moment
-        if code == DATE and close - start == 11:
-            day = day_of(start + 1)
-            if day > -999_999:
-                return at, np.int64(VALUE), day
-    elif byte == MINUS or 48 <= byte <= 57:
-        at, integer, mantissa, power = scan_number(at, end, limit)
-        if at < 0:
-            return at, np.int64(ODD), np.int64(0)
-        if code == INTEGER and integer:
-            value, is_one = as_integer(mantissa, power, byte == MINUS)
-            if is_one and low <= value <= high:
-                return at, np.int64(VALUE), value
-        elif code == FLOAT:
-            value, is_one = as_float(mantissa, power, byte == MINUS)
-            has_exponent = not integer and power >= 0
-            if is_one and (has_exponent or is_kept(mantissa, power, value, high)):
-                return at, np.int64(VALUE), value
-    elif byte in (OPEN, LIST):
-        at = skip_value(at, end, limit)
-        if at < 0:
-            return at, np.int64(ODD), np.int64(0)
-    else:
-        at = word_end(at, end)
-        if at < 0:
-            return at, np.int64(ODD), np.int64(0)
-        if byte == 110:  # null
-            if nullable:
-                return at, np.int64(NULL), np.int64(0)
-        elif code == BOOLEAN:
-            return at, np.int64(VALUE), np.int64(byte == 116)
-    return at, np.int64(ODD), ((start - base) << 32) | (at - start)
 
 
 @compiled
@@ -225,7 +157,7 @@ def _is_new_key(at: Int, size: Int, keys: Ints, depth: Int, stamp: Int, count: I
     mask = np.uint64(_KEY_SLOTS - 1)
     place = base + (np.uint64(_hash(at, size)) & mask)
     while keys[place, 0] == stamp:
-        if keys[place, 2] == size and _same(keys[place, 1], at, size):
+        if keys[place, 2] == size and same(keys[place, 1], at, size):
             return False
         place = base + ((place - base + np.uint64(1)) & mask)
     keys[place, 0] = stamp
@@ -279,7 +211,7 @@ def scratch(program: JsonProgram, columns: int) -> JsonScratch:
     count = len(program.nodes)
     maps = program.nodes[program.nodes[:, CODE] == PAIRS, MASK].max(initial=-1) + 1
     return JsonScratch(
-        np.zeros((2 * count + _NEW, 5), np.int64),
+        np.zeros((2 * count + _NEW, FOLLOWER_WIDTH), np.int64),
         np.array([2 * count], np.int64),
         np.empty((DEPTH + 1, 3), np.int64),
         np.zeros((maps * _KEY_SLOTS, 3), np.int64),
@@ -295,7 +227,7 @@ def kernel() -> Kernel:
         __name__,
         JsonProgram(INT64_TABLE, INT64S, INT64S, BYTES, INT64S),
         JsonScratch(INT64_TABLE, INT64S, INT64_TABLE, INT64_TABLE, INT64S, BYTES),
-        tuple(each.__module__ for each in (as_float, text_end, day_of)),
+        tuple(each.__module__ for each in (read_items, as_float, text_end, day_of)),
     )
 
 
@@ -313,6 +245,15 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
     bases, capacities = slot_arrays.bases, slot_arrays.capacities
     slots, valid, cursors = slot_arrays.values, slot_arrays.valid, slot_arrays.cursors
     followers, outer, others = scratch.followers, scratch.outer, scratch.others
+    tables = Addresses(
+        np.int64(nodes.ctypes.data),
+        np.int64(followers.ctypes.data),
+        np.int64(others.ctypes.data),
+        np.int64(bases.ctypes.data),
+        np.int64(cursors.ctypes.data),
+        np.int64(slots.ctypes.data),
+        np.int64(valid.ctypes.data),
+    )
     count = len(nodes)
     at, end = base + batch.offsets[row], base + batch.offsets[row + 1]
     at = skip_spaces(at, end)
@@ -322,13 +263,14 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
     found = np.int64(0)
     top = 0
     slot = np.uint64(0)
-    in_object = False
     state = _VALUE if at < end and load8(at) == OPEN else _LEFT
     while state < _LEFT:
         if state == _MEMBER:
-            size = followers[np.uint64(place), SIZE] if place >= 0 else np.int64(0)
-            if size > 0 and _is_expected(followers, np.uint64(place), size, at, end):
-                at += size
+            after = np.int64(-1)
+            if place >= 0:
+                after = follows(tables.followers + place * FOLLOWER_SIZE, at, end)
+            if after >= 0:
+                at = after
                 place = followers[np.uint64(place), NEXT]
             else:
                 begin = at
@@ -365,6 +307,9 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                     state = _LEFT
                     continue
                 field = _lookup(at + 1, close - at - 1, nodes, container, table, names)
+                if field < 0 and nodes[container, CLOSED]:
+                    state = _LEFT
+                    continue
                 at = skip_spaces(close + 1, end)
                 if at >= end or load8(at) != COLON:
                     state = _LEFT
@@ -376,17 +321,25 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                 if field < 0 and scratch.new[0] < len(followers):
                     field = scratch.new[0]
                     scratch.new[0] += 1
-                if (
-                    place >= 0
-                    and field >= 0
-                    and (size == 0 or field <= followers[np.uint64(place), NEXT])
-                ):
-                    _expect(followers, np.uint64(place), begin, at - begin, field)
+                if place >= 0 and field >= 0:
+                    line = np.uint64(place)
+                    if followers[line, SIZE] == 0 or field <= followers[line, NEXT]:
+                        _expect(followers, line, begin, at - begin, field)
                 place = field
-            if place < 0 or place >= count:
-                nested = load8(at) in (OPEN, LIST)
-                at = skip_value(at, end, limit) if nested else skip_scalar(at, end, limit)
-                if at < 0 or nodes[container, CLOSED]:
+            is_known = 0 <= place < count
+            if is_known:
+                is_scalar = nodes[np.uint64(place), CODE] < OBJECT
+            else:
+                is_scalar = place >= 0 and load8(at) not in (OPEN, LIST)
+            if is_scalar:
+                at, place, read = read_members(at, end, limit, base, place, count, tables)
+                found += read
+                if at < 0:
+                    state = _LEFT
+                continue
+            if not is_known:
+                at = skip_value(at, end, limit)
+                if at < 0:
                     state = _LEFT
                 continue
             node = place
@@ -399,59 +352,41 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
         if state == _VALUE:
             line = np.uint64(node)
             code = nodes[line, CODE]
-            if code < OBJECT:
-                at, kind, cell = _scalar(
-                    at, end, limit, base, code, nodes[line, LOW], nodes[line, HIGH],
-                    nodes[line, NULLABLE],
-                )  # fmt: skip
-                slots[slot] = cell
-                valid[slot] = kind
-                if kind != VALUE:
-                    others[np.uint64(nodes[line, TO])] |= np.uint8(1 << kind)
-                if at < 0:
-                    state = _LEFT
-                elif in_object:
+            byte = load8(at)
+            opening = LIST if code == ITEMS else OPEN
+            if byte == opening:
+                if container >= 0:
+                    valid[slot] = VALUE
+                    if code != OBJECT:
+                        slots[slot] = cursors[nodes[line, INNER]]
+                outer[np.uint64(top), 0] = container
+                outer[np.uint64(top), 1] = place
+                outer[np.uint64(top), 2] = found
+                top += 1
+                container = node
+                found = np.int64(0)
+                at += 1
+                if code == OBJECT:
+                    place = node + count
+                    if top > 1:  # the fields of a row are missing from the start
+                        _make_missing(node, nodes, slot_arrays)
                     state = _MEMBER
-                    continue
                 else:
-                    state = _AFTER
+                    at = skip_spaces(at, end)
+                    state = _ITEM if code == ITEMS else _PAIR
+                    if code == PAIRS:
+                        last = len(scratch.stamps) - 1
+                        scratch.stamps[last] += 1
+                        scratch.stamps[nodes[line, MASK]] = scratch.stamps[last]
+                    if at < end and load8(at) == (LIST_END if code == ITEMS else CLOSE):
+                        at += 1
+                        state = _END
+            elif byte == 110 and nodes[line, NULLABLE] and word_end(at, end) > 0:
+                at += 4
+                _make_null(node, program, slot_arrays, others)
+                state = _AFTER
             else:
-                byte = load8(at)
-                opening = LIST if code == ITEMS else OPEN
-                if byte == opening:
-                    if container >= 0:
-                        valid[slot] = VALUE
-                        if code != OBJECT:
-                            slots[slot] = cursors[nodes[line, INNER]]
-                    outer[np.uint64(top), 0] = container
-                    outer[np.uint64(top), 1] = place
-                    outer[np.uint64(top), 2] = found
-                    top += 1
-                    container = node
-                    in_object = bool(code == OBJECT)
-                    found = np.int64(0)
-                    at += 1
-                    if code == OBJECT:
-                        place = node + count
-                        if top > 1:  # the fields of a row are missing from the start
-                            _make_missing(node, nodes, slot_arrays)
-                        state = _MEMBER
-                    else:
-                        at = skip_spaces(at, end)
-                        state = _ITEM if code == ITEMS else _PAIR
-                        if code == PAIRS:
-                            last = len(scratch.stamps) - 1
-                            scratch.stamps[last] += 1
-                            scratch.stamps[nodes[line, MASK]] = scratch.stamps[last]
-                        if at < end and load8(at) == (LIST_END if code == ITEMS else CLOSE):
-                            at += 1
-                            state = _END
-                elif byte == 110 and nodes[line, NULLABLE] and word_end(at, end) > 0:
-                    at += 4
-                    _make_null(node, program, slot_arrays, others)
-                    state = _AFTER
-                else:
-                    state = _LEFT
+                state = _LEFT
         if state == _END:  # of an object, list or map
             top -= 1
             container = outer[np.uint64(top), 0]
@@ -463,8 +398,7 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                 state = _DONE if skip_spaces(at, end) == end else _LEFT
                 continue
             code = nodes[container, CODE]
-            in_object = bool(code == OBJECT)
-            if in_object:
+            if code == OBJECT:
                 state = _MEMBER
                 continue
             cursors[nodes[container, INNER]] += 1
@@ -512,6 +446,16 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
                     continue
                 at = skip_spaces(at + 1, end)
             state = _VALUE if at < end else _LEFT
+            if nodes[node, CODE] < OBJECT and state == _VALUE:
+                room = capacities[level] - cursors[level] if code == ITEMS else 1
+                at, read, kinds = read_items(
+                    at, end, limit, base, tables.nodes + node * NODE_SIZE,
+                    tables.values + 8 * np.int64(slot), tables.valid + np.int64(slot), room,
+                )  # fmt: skip
+                others[np.uint64(nodes[node, TO])] |= np.uint8(kinds)
+                cursors[level] += read - 1
+                found += read - 1
+                state = _AFTER if at >= 0 else _LEFT
     if state == _LEFT:
         batch.statuses[row] = 1
     return np.int64(-1)

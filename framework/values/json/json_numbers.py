@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ...formats.machine_code import Int
 
 _MINUS, _PLUS, _DOT, _ZERO = 45, 43, 46, 48
+_COMMA, _CLOSE = 44, 125  # with a bit less it is the end of a list
 _ZEROS, _HIGHS = np.uint64(0x3030303030303030), np.uint64(0x8080808080808080)
 _UP_FROM_TEN = np.uint64(0x7676767676767676)  # plus 10 it is 0x80
 _PAIRS = np.uint64(0x000000FF000000FF)
@@ -72,6 +73,25 @@ def _digits(at: Int, end: Int, limit: Int, mantissa: Int) -> tuple[Int, Int]:
         mantissa = mantissa * np.uint64(10) + np.uint64(digit)
         at += 1
     return at, mantissa
+
+
+@inlined
+def short_integer(at: Int, end: Int, limit: Int) -> tuple[Int, Int]:
+    """Read an integer of at most 7 digits before a comma or a bracket; -1 as address: it is none."""
+    if at + 8 > limit:
+        return np.int64(-1), np.int64(0)
+    word = load64(at) ^ _ZEROS
+    others = (word | (word + _UP_FROM_TEN)) & _HIGHS
+    bits = trailing_zeros(others) & ~7  # of the digits
+    after = at + (bits >> 3)
+    if others == np.uint64(0) or bits == 0 or after >= end:
+        return np.int64(-1), np.int64(0)
+    follows = load8(after)
+    if follows != _COMMA and follows | 32 != _CLOSE:
+        return np.int64(-1), np.int64(0)
+    if bits > 8 and word & np.uint64(0xFF) == np.uint64(0):  # a zero in front
+        return np.int64(-1), np.int64(0)
+    return after, np.int64(_eight(word << np.uint64(64 - bits)))
 
 
 @inlined

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...formats.machine_code import BYTES, INT32S, INT64S, NUMBER, compiled, inlined, load
 from ...formats.memory import bytes_below, copy32, equal_bytes, load8, trailing_zeros
-from .json_numbers import scan_number
+from .json_numbers import scan_number, short_integer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -175,8 +175,10 @@ def skip_scalar(at: Int, end: Int, limit: Int) -> Int:
     if byte == QUOTE:
         return skip_string(at + 1, end, limit)
     if byte == MINUS or 48 <= byte <= 57:
-        at, _, _, _ = scan_number(at, end, limit)
-        return at
+        after, _ = short_integer(at + np.int64(byte == MINUS), end, limit)
+        if after < 0:
+            after, _, _, _ = scan_number(at, end, limit)
+        return after
     return word_end(at, end)
 
 

@@ -12,6 +12,7 @@ from kmr.values.decoding.slot_decoding import CompiledDecoder, batch_of, run
 from kmr.values.decoding.slots import Slots
 from kmr.values.json import json_kernel as kernel
 from kmr.values.json.json_columns import plan_of
+from kmr.values.json.json_scalars import ESCAPED, MISSING, NULL, ODD, VALUE
 
 
 class Row(msgspec.Struct):
@@ -27,7 +28,7 @@ def parse(*texts: bytes) -> tuple[list[list[int]], list[int]]:
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     batch = batch_of(data, len(data), offsets, np.zeros(len(texts), np.int64))
     slots = Slots(plan.layout, len(texts))
-    slots.valid.fill(kernel.MISSING)
+    slots.valid.fill(MISSING)
     scratch = kernel.scratch(plan.program, 2)
     run(
         CompiledDecoder(kernel.kernel(), plan.program, scratch, data[:0], lambda *_: ""),
@@ -35,7 +36,7 @@ def parse(*texts: bytes) -> tuple[list[list[int]], list[int]]:
         slots,
     )
     kinds = slots.valid.reshape(2, -1).T.tolist()
-    assert {kind for row in kinds for kind in row} - {kernel.VALUE} <= {
+    assert {kind for row in kinds for kind in row} - {VALUE} <= {
         kind
         for kind in range(5)
         for seen in [*scratch.others.tolist(), batch.statuses.any()]
@@ -50,18 +51,18 @@ WHOLE = b'{"a":1,"b":"x","c":{"d":[1,2,{}]}}'
 def test_each_prefix_of_a_text_is_left_to_msgspec_even_if_the_next_text_would_complete_it() -> None:
     for size in range(len(WHOLE)):
         kinds, left = parse(WHOLE, WHOLE[:size], WHOLE[size:] + WHOLE)
-        assert kinds[0] == [kernel.VALUE, kernel.VALUE]
+        assert kinds[0] == [VALUE, VALUE]
         assert left[:2] == [0, 1], WHOLE[:size]
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (b'{"a":1}', [kernel.VALUE, kernel.MISSING]),
-        (b'{"b":null,"a":9}', [kernel.VALUE, kernel.NULL]),
-        (b'{"a":10,"b":"\\n"}', [kernel.ODD, kernel.ESCAPED]),
-        (b'{"a":"1","b":["x"]}', [kernel.ODD, kernel.ODD]),
-        (b'{ "a" : -9 , "b" : [ ] } ', [kernel.VALUE, kernel.ODD]),
+        (b'{"a":1}', [VALUE, MISSING]),
+        (b'{"b":null,"a":9}', [VALUE, NULL]),
+        (b'{"a":10,"b":"\\n"}', [ODD, ESCAPED]),
+        (b'{"a":"1","b":["x"]}', [ODD, ODD]),
+        (b'{ "a" : -9 , "b" : [ ] } ', [VALUE, ODD]),
     ],
 )
 def test_a_cell_is_read_or_its_place_is_noted(text: bytes, found: list[int]) -> None:
@@ -75,4 +76,4 @@ def test_a_field_in_another_place_than_before_is_found() -> None:
         b'{"a":1,"b":"x"}', b'{"b":"x","a":1}', b'{"a":1,"b":"x"}', b'{"x":1,"a":1}'
     )
     assert left == [0, 0, 0, 0]
-    assert kinds[1] == kinds[2] == [kernel.VALUE, kernel.VALUE]
+    assert kinds[1] == kinds[2] == [VALUE, VALUE]

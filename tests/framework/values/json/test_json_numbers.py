@@ -11,7 +11,7 @@ import pytest
 
 from kmr.formats.machine_code import INT64S, Ints, Kernel, load
 from kmr.values.json import json_numbers
-from kmr.values.json.json_numbers import as_float, as_integer, scan_number
+from kmr.values.json.json_numbers import as_float, as_integer, scan_number, short_integer
 
 
 class Found(NamedTuple):
@@ -36,9 +36,16 @@ def scan(addresses: Ints, found: Ints) -> None:
     found[6] = np.int64(known)
 
 
+def scan_short(addresses: Ints, found: Ints) -> None:
+    begin = addresses[0]
+    at, found[1] = short_integer(begin, addresses[1], addresses[2])
+    found[0] = at - begin if at >= 0 else at
+
+
 @cache
-def kernel() -> Kernel:
-    return load(__name__, {"scan": (INT64S, INT64S)}, depends_on=(json_numbers.__name__,))["scan"]
+def kernel() -> dict[str, Kernel]:
+    signatures = {"scan": (INT64S, INT64S), "scan_short": (INT64S, INT64S)}
+    return load(__name__, signatures, depends_on=(json_numbers.__name__,))
 
 
 def read(text: str, behind: int = 0) -> Found:
@@ -48,7 +55,7 @@ def read(text: str, behind: int = 0) -> Found:
     end = begin + len(text)
     addresses = np.array([begin, end, text.startswith("-"), end + behind], np.int64)
     found = np.zeros(7, np.int64)
-    kernel()(addresses, found)
+    kernel()["scan"](addresses, found)
     size, is_integer, power, integer, fits, bits, known = found.tolist()
     (number,) = struct.unpack("<d", struct.pack("<q", bits))
     return Found(
@@ -123,3 +130,33 @@ def test_a_number_ends_at_the_first_other_byte() -> None:
     assert read("0.000000000000000000000001}").size == 26
     for byte in {*range(128)} - {*b"0123456789.eE"}:
         assert [read(f"12{chr(byte)}3456789").size, read(f"12{chr(byte)}3").size] == [2, 2]
+
+
+def read_short(text: str, behind: str) -> list[int]:
+    """Read an integer of a row that ends before `behind`: its size (-1: it is not read), and its value."""
+    data = np.frombuffer(f"{text}{behind}".encode(), np.uint8)
+    begin = data.ctypes.data
+    found = np.zeros(2, np.int64)
+    addresses = np.array([begin, begin + len(text), begin + len(data)], np.int64)
+    kernel()["scan_short"](addresses, found)
+    as_list: list[int] = found.tolist()
+    return as_list
+
+
+@pytest.mark.parametrize("digits", range(1, 8))
+@pytest.mark.parametrize("follows", [",", "]", "}"])
+def test_an_integer_of_up_to_7_digits_is_read_from_one_word(digits: int, follows: str) -> None:
+    for value in {10 ** (digits - 1), 10**digits - 1, 10**digits // 7, 0}:
+        assert read_short(f"{value}{follows}", "77777777") == [len(str(value)), value]
+
+
+@pytest.mark.parametrize(
+    "text", ["12345678,", "1.5,", "1e5,", "1 ,", "007,", "00,", "x,", "-1,", ",", "1", "12:", "1M,"]
+)
+def test_what_is_no_short_integer_before_a_comma_or_bracket_is_left(text: str) -> None:
+    assert read_short(text, ",,,,,,,,")[0] == -1
+
+
+def test_a_short_integer_is_not_read_beyond_its_row_or_the_memory() -> None:
+    assert read_short("123", ",,,,,,,,")[0] == -1
+    assert read_short("1234,", "")[0] == -1
