@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from .delivery.ledger import Ledgers
     from .intake.backpressure import Gate
     from .record import Range, TopicPartition
-    from .reducers.flushing import Buffer
-    from .reducers.turns import JoinedTurn
+    from .reducers.buffer import Buffer
+    from .reducers.joined_turn import JoinedTurn
 
 _COMMIT_RETRY: Final = 0.5
 """Seconds after which a refused commit is tried again: a rebalance has usually ended by then."""

@@ -18,7 +18,8 @@ from .errors import SinkError, UnexpectedDuplicate, no_escape
 from .observe.status import StageStatus
 from .observe.waits import REBALANCE, TURN, Waiting
 from .record import ReplayEnd, Rows
-from .reducers.flushing import Buffer, FlushOutcome, FlushTrigger, attempt_flush, retry_flush
+from .reducers.buffer import Buffer
+from .reducers.flushing import FlushOutcome, FlushTrigger, attempt_flush, retry_flush
 from .reducers.reducer import close_all
 from .reducers.sink import NEW
 from .service import watchdog
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from .observe.tracing import FlushSpan
     from .parts import ReducePorts, SharedParts
     from .record import TopicPartition
-    from .reducers.flushing import FlushReason
+    from .reducers.buffer import FlushReason
     from .reducers.reducer import Context, Reducer, Retry
     from .reducers.sink import Write
     from .reducers.turns import Turns

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import StrategyError
-from ..reducers.flushing import Buffer, MistakeRetry, attempt_flush
+from ..reducers.buffer import Buffer
+from ..reducers.flushing import MistakeRetry, attempt_flush
 from ..reducers.reducer import Retry, close_all
 from ..reducers.sink import NEW, Sink, opens
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..mapping.results import MapResult
     from ..record import Batch, Rows
-    from ..reducers.flushing import FlushReason
+    from ..reducers.buffer import FlushReason
     from ..settings import Settings
     from .metrics import Metrics
 

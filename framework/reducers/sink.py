@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ..delivery.announcement import Announcement
     from ..kafka.transactions import Transactions
     from ..record import Rows
+    from .joined_turn import JoinedTurn
     from .reducer import Context
-    from .turns import JoinedTurn
 
 Delivery = Literal["at-most-once", "at-least-once", "exactly-once"]
 

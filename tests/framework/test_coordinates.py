@@ -18,7 +18,8 @@ from kmr import Aggregate, Batcher, Collect, Json, Record, Strategy
 from kmr.delivery.failures import failed_records
 from kmr.mapping.results import Failure
 from kmr.record import COORDINATES, Range, Rows, filled, with_coordinates, with_offset_columns
-from kmr.reducers.flushing import Buffer, attempt_flush
+from kmr.reducers.buffer import Buffer
+from kmr.reducers.flushing import attempt_flush
 from kmr.reducers.sink import NEW
 from kmr.sinks import ClickHouseWriter
 from kmr.testing import Journal, MemoryWriter, batch_of, run_strategy

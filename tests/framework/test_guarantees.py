@@ -22,10 +22,11 @@ from kmr.intake.backpressure import Gate
 from kmr.kafka.consumer import CommitOffset
 from kmr.observe.metrics import Metrics
 from kmr.record import Range, Rows, TopicPartition
-from kmr.reducers.flushing import Buffer, FlushOutcome
+from kmr.reducers.buffer import Buffer
+from kmr.reducers.flushing import FlushOutcome
+from kmr.reducers.joined_turn import JoinedTurn
 from kmr.reducers.reducer import Retry
 from kmr.reducers.sink import NEW, Capabilities, Write
-from kmr.reducers.turns import JoinedTurn
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
 
 if TYPE_CHECKING:

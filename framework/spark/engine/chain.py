@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from ...errors import KmrError, SinkError, reason_of
 from ...memory.window import Window
-from ...reducers.flushing import Buffer, attempt_flush, retry_flush
+from ...reducers.buffer import Buffer
+from ...reducers.flushing import attempt_flush, retry_flush
 from ...reducers.reducer import Retry, close_all
 from ...reducers.sink import Write, capabilities_of
 from ...service.threads import run_in_thread
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ...record import Rows
-    from ...reducers.flushing import FlushOutcome, FlushReason
+    from ...reducers.buffer import FlushReason
+    from ...reducers.flushing import FlushOutcome
     from ...reducers.reducer import Context, Reducer
     from .task_memory import OpenWindows
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from kmr.errors import KmrError, SinkError, StrategyError
-from kmr.record import Range, Rows
-from kmr.reducers.flushing import Buffer
 from kmr.reducers.reducer import Retry
 from kmr.reducers.sink import NEW, Write
-from kmr.testing import Journal, MemoryWriter, VirtualTimeLoop, batch_of
+from kmr.testing import Journal, MemoryWriter, VirtualTimeLoop
 
 from ..stages import Bench, counts, running
 
@@ -54,18 +51,6 @@ async def test_rows_are_flushed_when_the_oldest_has_reached_its_age(clock: Virtu
         assert counts(journal) == [5]
         await clock.advance(100.0)
         assert journal.attempts == 1, "nothing collected, nothing flushed"
-
-
-async def test_the_age_of_a_row_counts_from_the_time_when_its_record_could_be_fetched(
-    clock: VirtualClock,
-) -> None:
-    await clock.advance(10.0)
-    batch = batch_of("t", 0, 0, [b"x"])
-    batch.gathered = 0.4
-    buffer = Buffer(MemoryWriter(Journal(), max_age=4.0))
-    rows = Rows(pa.table({"n": [1]}), (Range("t", 0, 0, 0),), sources=(batch,))
-    buffer.add_unlimited(rows)
-    assert buffer.deadline == pytest.approx(13.6)
 
 
 async def test_a_flush_by_bytes_happens_before_the_limit_is_passed(clock: VirtualClock) -> None:
@@ -330,21 +315,3 @@ async def test_records_set_aside_for_their_type_leave_with_their_partition(
         await clock.advance(5.0)
     assert bench.failed.statistics().current_buffer_used == 0
     assert [row["value"] for row in journal.rows()] == [1, 2, 3]
-
-
-async def test_failed_records_leave_a_buffer_with_all_of_their_rows() -> None:
-    writer = MemoryWriter(Journal())
-    buffer = Buffer(writer)
-    batch = batch_of("t", 0, 0, [b"x"] * 6)
-    offsets = np.array([0, 1, 1, 2, 4])  # two rows of one record; one record without a row
-    table = pa.table({"o": offsets})
-    buffer.add(Rows(table, (Range("t", 0, 0, 4, 1),), offsets, (batch,)))
-    whole = Rows(pa.table({"o": [5]}), (Range("t", 0, 5, 5, 1),), None, (batch,))
-    buffer.add(whole)
-    failed = Rows(pa.table({"o": [1]}), (Range("t", 0, 1, 1, 1),), np.array([1]), (batch,))
-    buffer.remove([failed])
-    assert [rows.table.column("o").to_pylist() for rows in buffer.held] == [[0, 2, 4], [5]]
-    assert buffer.ranges() == (Range("t", 0, 0, 0, 1), Range("t", 0, 2, 5, 1))
-    assert buffer.rows == 4
-    buffer.remove([whole])
-    assert buffer.ranges() == (Range("t", 0, 0, 0, 1), Range("t", 0, 2, 4, 1))

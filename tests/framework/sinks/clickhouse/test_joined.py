@@ -11,10 +11,10 @@ import pytest
 from kmr.delivery.announcement import JoinedAnnouncement
 from kmr.errors import UnexpectedDuplicate
 from kmr.record import TopicPartition
-from kmr.reducers.flushing import Buffer
+from kmr.reducers.buffer import Buffer
+from kmr.reducers.joined_turn import JoinedTurn
 from kmr.reducers.reducer import Retry
 from kmr.reducers.sink import Write
-from kmr.reducers.turns import JoinedTurn
 from kmr.testing import Journal, MemoryWriter
 
 from ...flushes import Flushed, outcome

@@ -15,9 +15,9 @@ import pytest
 from kmr.delivery.announcement import Announcement
 from kmr.errors import RecordFailed
 from kmr.record import Range, Rows, TopicPartition
-from kmr.reducers.flushing import Buffer
+from kmr.reducers.buffer import Buffer
+from kmr.reducers.joined_turn import JoinedTurn
 from kmr.reducers.sink import Write
-from kmr.reducers.turns import JoinedTurn
 from kmr.sinks.postgres.ranges import _LOCK
 from kmr.testing import Journal, MemoryWriter
 

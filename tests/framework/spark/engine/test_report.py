@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 
 from kmr.record import Batch, Range, Rows, with_schema
+from kmr.reducers.buffer import Buffer
 from kmr.reducers.collect import Collecting
-from kmr.reducers.flushing import Buffer, attempt_flush
+from kmr.reducers.flushing import attempt_flush
 from kmr.reducers.sink import NEW, Refusal, RowsRefused
 from kmr.spark.engine.report import pack_rows, unpack_rows
 
