@@ -413,7 +413,7 @@ class WindowsExactlyOnce(ExactlyOnce):
             outcome = await self._settle_after_letters(buffer, written)
         else:
             await self._wait(buffer, _is_read(self.ledgers, self.partition, buffer))
-            if buffer.rows or (self.replayed is not None and buffer.ranges()):
+            if buffer.rows or buffer.set_aside or (self.replayed is not None and buffer.ranges()):
                 outcome = await ExactlyOnce.deliver(self, buffer, write)
             else:
                 outcome = await self._mark(buffer)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from .tagged_rows import is_tagged, tagged_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -365,6 +365,8 @@ class Rows:
             several partitions, or of dead letters, whose records are others.
         closes: of rows of windows: the event times from and up to which windows close, in microseconds of the
             epoch. Rows of later windows may have the same offsets.
+        refused: of rows that a reducer made of many records: those that go to `reduce_err` as they are, by
+            number, and why.
     """
 
     table: pa.Table
@@ -373,6 +375,7 @@ class Rows:
     sources: tuple[Batch, ...] = field(default=(), repr=False)
     places: pa.Table | None = field(default=None, repr=False)
     closes: tuple[int, int] | None = None
+    refused: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)

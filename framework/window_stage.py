@@ -11,9 +11,9 @@ import structlog
 
 from .config.schema import BYTES, show_quantity
 from .delivery.ranges import merge_ranges, subtract_ranges
-from .errors import StateTooLarge, no_escape
+from .errors import RecordFailed, StateTooLarge, no_escape
 from .memory.window import MICROS
-from .memory.window_rows import WindowRows, letters_of, split_late, warn_of_left_out
+from .memory.window_rows import WindowRows, letters_of, of_closed, split_late, warn_of_left_out
 from .observe.status import StageStatus
 from .observe.waits import Waiting
 from .record import ReplayEnd, Rows
@@ -198,10 +198,14 @@ class WindowStage:
         before = (state.level_before, state.emitted_to)
         closed_from = state.closed_to
         left_out = state.left_out
-        rows = state.close(to)
+        rows, refused = of_closed(state.close(to))
+        if refused and not self._errors.has_sink:
+            reason = refused[min(refused)]
+            raise RecordFailed.without_sink(f"a row of {self._partition}", self.name, reason)
         self._shared.metrics.count_late(self.name, "left out", state.left_out - left_out)
         self._hold(state.nbytes, rows.nbytes)
-        return await self._send(rows, ranges, (closed_from, state.closed_to), before)
+        closes = closed_from, state.closed_to
+        return await self._send(rows, ranges, closes, before, refused)
 
     async def _mark(self) -> None:
         """Send on how far was read, if that is news."""
@@ -219,6 +223,7 @@ class WindowStage:
         ranges: tuple[Range, ...],
         closes: tuple[int, int],
         before: tuple[int, int],
+        refused: Mapping[int, str] | None = None,
     ) -> WindowRows:
         """Send rows on; `before` are the state's `level_before` and `emitted_to` before these rows."""
         self._marked_to = self._read_to
@@ -226,6 +231,7 @@ class WindowStage:
             table,
             ranges,
             closes=closes,
+            refused=refused or {},
             settles=self._cut(),
             read_to=self._read_to,
             definition=self._window.definition,

@@ -189,6 +189,11 @@ class ErrorPort:
         self._settle = settle
         self._metrics = metrics
 
+    @property
+    def has_sink(self) -> bool:
+        """Whether the strategy has a `reduce_err`."""
+        return self._stream is not None
+
     def clone(self) -> ErrorPort:
         """Return a port for another stage."""
         stream = self._stream.clone() if self._stream is not None else None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 import pyarrow as pa
 
+from ..columns.kinds import without_rows
 from ..config.schema import Duration, parse_duration
 from ..delivery.announcement import NOTHING_CLOSED
 from ..errors import StrategyError, require_columns
@@ -18,7 +19,7 @@ from ..reducers.sink import RowsRefused, refusals_among
 from .session_state import SessionState
 from .window_aggregates import LAST_OFFSET, Aggregates
 from .window_functions import WindowFunction, has_quantiles, quantile_of
-from .window_rows import split_late
+from .window_rows import of_closed, split_late
 from .window_state import WindowState
 
 if TYPE_CHECKING:
@@ -327,10 +328,17 @@ class Window(Collecting):
             taken = states.setdefault(partition, self.state(partition)).take(rows)
             _, letters = split_late(self, rows, taken.late)
             refusals += refusals_among([rows], {**taken.refused, **letters})
-        closed = pa.concat_tables([state.close_all() for state in states.values()])
+        out = []
+        for partition, state in states.items():
+            closed, failed = of_closed(state.close_all())
+            ranges = tuple(
+                r for rows in self.rows for r in rows.ranges if r.topic_partition == partition
+            )
+            refusals += refusals_among([Rows(closed, ranges)], failed)
+            out.append(without_rows(closed, failed))
         if refusals:
-            raise RowsRefused(refusals, out=closed)
-        return closed
+            raise RowsRefused(refusals, out=pa.concat_tables(out))
+        return pa.concat_tables(out)
 
 
 def _change(last_offset: pa.ChunkedArray[Any]) -> dict[str, Any]:

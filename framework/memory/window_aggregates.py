@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 from ..columns.column_types import MixedTypes, join_tables
 from ..columns.kinds import without_rows
 from ..columns.times import shown_time
+from ..errors import MANY, StrategyError
 from ..reducers.aggregate import ALL
 from ..reducers.grouping import group
 from ..reducers.sums import SumLimits, named
-from .window_functions import WindowFunction, buckets_of, quantile_of, quantiles
+from .window_functions import FAILED, Made, WindowFunction, buckets_of, quantile_of, quantiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -71,6 +72,9 @@ class Aggregates:
         sums = {name: source for name, (source, f) in columns.items() if f == "sum"}
         self._limits = SumLimits(self._keys, sums | means, partial(_named, starts))
         self._rows = 0  # rows added so far
+        self._failing: tuple[str, int] | None = (
+            None  # why functions fail for all rows, and for how many
+        )
         # Values that are kept: a table for each aggregate, of the distinct ones, of buckets or of all.
         self._tall: dict[str, _Folded] = {}
         for name, (source, function) in columns.items():
@@ -190,9 +194,11 @@ class Aggregates:
     def _finished(self, kept: Mapping[str, pa.Table]) -> pa.Table:
         merged = _in_order(kept[""], _ROW)
         out: dict[str, Any] = {name: merged.column(name) for name in self._keys}
+        failed: dict[int, str] = {}
         for name, (source, function) in self._columns.items():
             if isinstance(function, WindowFunction):
-                out[name] = function.finished(_in_order(kept[name], _ROW).column(name))
+                made = function.finished(_in_order(kept[name], _ROW), name)
+                out[name], failed = made.values, made.failed | failed
             elif (share := quantile_of(function)) is not None:
                 lists: list[Any] = [(_BUCKET, "list"), (_COUNT, "list"), (_ROW, "min")]
                 values = _in_order(
@@ -209,7 +215,22 @@ class Aggregates:
                 out[name] = pc.divide(total.cast(pa.float64()), count.cast(pa.float64()))
             else:
                 out[name] = merged.column(name)
+        self._judge(merged.num_rows, failed)
+        if failed:
+            out[FAILED] = Made(out[START], failed).reasons
         return pa.table(out)
+
+    def _judge(self, rows: int, failed: Mapping[int, str]) -> None:
+        """Raise StrategyError if functions fail for all rows in the same words: for 100, or more."""
+        words = set(failed.values())
+        if len(failed) < rows or len(words) > 1:
+            self._failing = None
+        elif rows:
+            (reason,) = words
+            before, count = self._failing or (reason, 0)
+            self._failing = reason, rows + (count if reason == before else 0)
+            if self._failing[1] >= MANY:
+                raise StrategyError(f"{reason}; so did all of the last {self._failing[1]} rows")
 
 
 def _in_order(groups: pa.Table, row: str) -> pa.Table:
@@ -360,12 +381,13 @@ class _States(_Folded):
         self._folded = states.num_rows
         return states
 
-    def _by_group(self, table: pa.Table, compute: Callable[..., pa.Array[Any]]) -> pa.Table:
+    def _by_group(self, table: pa.Table, compute: Callable[..., Made]) -> pa.Table:
         places = table.append_column(_PLACES, pa.array(np.arange(table.num_rows)))
         groups = group(places, self._keys, [(_ROW, "min"), (_PLACES, "list")])
-        made = compute(groups, table.column(self._name), f"{_PLACES}_list")
-        rows = {name: groups.column(name) for name in self._keys}
-        return pa.table({**rows, _ROW: groups.column(f"{_ROW}_min"), self._name: made})
+        made = compute(table, self._name, groups.column(f"{_PLACES}_list").to_pylist())
+        rows: dict[str, Any] = {name: groups.column(name) for name in self._keys}
+        rows |= {_ROW: groups.column(f"{_ROW}_min"), self._name: made.values}
+        return pa.table(rows | {FAILED: made.reasons})
 
     def take(self, before: int) -> pa.Table:
         states = self._fold()

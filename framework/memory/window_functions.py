@@ -12,22 +12,27 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import StrategyError
+from ..errors import StrategyError, as_exception, place_of, reason_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from numpy.typing import NDArray
 
 _ACCURACY: Final = 0.01
 _LOG_GAMMA: Final = math.log((1 + _ACCURACY) / (1 - _ACCURACY))
 _BEYOND: Final = 40_000
 """Above the number of each bucket, between the smallest and the largest double."""
+
+FAILED: Final = "kmr failed"
+"""The column of the reasons for which functions have no result of a group; null where they have."""
 
 _QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
@@ -38,6 +43,9 @@ class WindowFunction(ABC):
     Each group of a window has a state. How its rows are divided among calls of `add` differs from one reading
     of the log to another, and the result must not: `merge(add(init(), a), add(init(), b))` has to be equal to
     `add(init(), a + b)`, for values in the order of their offsets.
+
+    Where a method raises, or returns a value of another type, the row of this group goes to `reduce_err`, as
+    a letter of the row. If all of 100 rows or more fail in the same words, the worker ends with them.
 
     Example:
         ```python
@@ -97,52 +105,99 @@ class WindowFunction(ABC):
         """The name of the class, which names the function in the memory of a query on Spark."""
         return type(self).__name__
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method. Raises StrategyError, with its name, if it fails."""
+    def states(self, table: pa.Table, name: str, places: Iterable[Sequence[int]]) -> Made:
+        """Return the state of each group, of the values of a column at its places."""
+        whole: Any = table.column(name).combine_chunks()
+
+        def state(at: Sequence[int]) -> Any:
+            return self._call("add", self._call("init"), whole.take(pa.array(at, pa.int64())))
+
+        return self._each(state, places, self.state, "state")
+
+    def merged(self, table: pa.Table, name: str, places: Iterable[Sequence[int]]) -> Made:
+        """Return the state of each group, of the states of a column at its places."""
+        known, failed = table.column(name).to_pylist(), failures_in(table)
+
+        def state(at: Sequence[int]) -> Any:
+            _require_none_failed(failed[place] for place in at)
+            return reduce(partial(self._call, "merge"), [known[place] for place in at])
+
+        return self._each(state, places, self.state, "state")
+
+    def finished(self, table: pa.Table, name: str) -> Made:
+        """Return the results of the states of a column."""
+
+        def result(state: Any) -> Any:
+            _require_none_failed([state[1]])
+            return self._call("finish", state[0])
+
+        states = zip(table.column(name).to_pylist(), failures_in(table), strict=True)
+        return self._each(result, states, self.result, "result")
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Call a method. Raises StrategyError, with its name and place, if it fails."""
         try:
             return getattr(self, method)(*arguments)
-        except Exception as error:
+        except BaseException as raised:  # noqa: BLE001  user code
+            error = as_exception(raised)
             raise StrategyError(
-                f"Window: {self}.{method} failed: {type(error).__name__}: {error}"
+                f"Window: {self}.{method} failed: {reason_of(error)} ({place_of(error)})"
             ) from error
 
-    def states(self, groups: pa.Table, values: pa.ChunkedArray[Any], places: str) -> pa.Array[Any]:
-        """Return the state of each group, of the values at its places."""
-        whole: Any = values.combine_chunks()
-        made = [
-            self.call("add", self.call("init"), whole.take(pa.array(at, pa.int64())))
-            for at in _places(groups, places)
-        ]
-        return self._typed(made, self.state, "state")
-
-    def merged(self, groups: pa.Table, states: pa.ChunkedArray[Any], places: str) -> pa.Array[Any]:
-        """Return the state of each group, of the states at its places."""
-        known = states.to_pylist()
-        made = [
-            reduce(
-                lambda one, other: self.call("merge", one, other), [known[place] for place in at]
-            )
-            for at in _places(groups, places)
-        ]
-        return self._typed(made, self.state, "state")
-
-    def finished(self, states: pa.ChunkedArray[Any]) -> pa.Array[Any]:
-        """Return the results of states."""
-        made = [self.call("finish", state) for state in states.to_pylist()]
-        return self._typed(made, self.result, "result")
-
-    def _typed(self, values: list[Any], kind: pa.DataType, name: str) -> pa.Array[Any]:
+    def _each(
+        self, make: Callable[[Any], Any], given: Iterable[Any], kind: pa.DataType, name: str
+    ) -> Made:
+        values: list[Any] = []
+        failed: dict[int, str] = {}
+        for number, each in enumerate(given):
+            values.append(None)
+            try:
+                values[number] = make(each)
+            except StrategyError as error:
+                failed[number] = str(error)
         try:
-            return pa.array(values, kind)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise StrategyError(
-                f"Window: {self}.{name} is {kind}, and a value is none: {error}"
-            ) from error
+            return Made(pa.array(values, kind), failed)
+        except Exception:  # noqa: BLE001  what a value of user code raises
+            for number, value in enumerate(values):
+                try:
+                    pa.array([value], kind)
+                except Exception as error:  # noqa: BLE001
+                    values[number] = None
+                    failed[number] = (
+                        f"Window: {self}.{name} is {kind}, and a value is none: {reason_of(error)}"
+                    )
+        return Made(pa.array(values, kind), failed)
 
 
-def _places(groups: pa.Table, places: str) -> list[list[int]]:
-    found: Any = groups.column(places).to_pylist()
-    return list(found)
+class Made(NamedTuple):
+    """What a function made of groups.
+
+    Attributes:
+        values: of each group; null where the function failed.
+        failed: the groups for which it failed, and why.
+    """
+
+    values: pa.Array[Any]
+    failed: dict[int, str]
+
+    @property
+    def reasons(self) -> pa.Array[Any]:
+        """The column `FAILED` of the groups."""
+        reasons = [self.failed.get(number) for number in range(len(self.values))]
+        return pa.array(reasons, pa.string())
+
+
+def failures_in(table: pa.Table) -> list[str | None]:
+    """Return the column `FAILED` of groups; null of all where they have none."""
+    if FAILED not in table.column_names:
+        return [None] * table.num_rows
+    found: list[str | None] = table.column(FAILED).to_pylist()
+    return found
+
+
+def _require_none_failed(reasons: Iterable[str | None]) -> None:
+    for reason in filter(None, reasons):
+        raise StrategyError(reason)
 
 
 def quantile_of(function: object) -> float | None:

@@ -12,10 +12,12 @@ import structlog
 from ..delivery.failures import original_records
 from ..delivery.ranges import ranges_of
 from ..record import Rows
+from .window_functions import FAILED, failures_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from ..record import Range, TopicPartition
@@ -47,6 +49,14 @@ class WindowRows(Rows):
     level: int = 0
     emitted_to: int | None = None
     done: anyio.Event = field(default_factory=anyio.Event, compare=False)
+
+
+def of_closed(closed: pa.Table) -> tuple[pa.Table, dict[int, str]]:
+    """Return rows of windows as sinks get them, and those for which a function failed, with the reasons."""
+    reasons = failures_in(closed)
+    if FAILED in closed.column_names:
+        closed = closed.drop_columns([FAILED])
+    return closed, {row: reason for row, reason in enumerate(reasons) if reason is not None}
 
 
 def split_late(

@@ -10,8 +10,9 @@ import anyio
 import numpy as np
 
 from ..columns.column_types import join_tables
+from ..columns.kinds import mask_of
 from ..delivery.ranges import merge_ranges, subtract_ranges
-from .sink import Refusal
+from .sink import Refusal, refusals_among
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +34,8 @@ class Buffer:
     Attributes:
         since: when the oldest row was added, less the time for which its record was left at the broker (event
             loop's clock); None without rows.
-        set_aside: rows that were taken from the reducer because their types do not fit the others'.
+        set_aside: rows that the reducer does not get: their types do not fit the others', or they came as
+            refused ones.
         turn: the turn that the flush has together with those of other lanes; None: it has its own.
     """
 
@@ -96,6 +98,9 @@ class Buffer:
         return None
 
     def _append(self, rows: Rows) -> None:
+        if rows.refused:
+            self.set_aside += refusals_among([rows], rows.refused)
+            rows = replace(rows.filter(~mask_of(list(rows.refused), len(rows))), refused={})
         self.held.append(rows)
         self._ranges = None
         self.rows += len(rows)

@@ -13,7 +13,7 @@ from ...delivery.announcement import Closed, LookBack, remembering
 from ...errors import StateTooLarge
 from ...memory.distinct_memory import PartitionMemory
 from ...memory.window import MICROS
-from ...memory.window_rows import letters_of, split_late, warn_of_left_out
+from ...memory.window_rows import letters_of, of_closed, split_late, warn_of_left_out
 from ...record import Range, Rows
 from ...service.process import memory_limit, processor_limit
 from .memory_files import MemoryFiles, Position
@@ -99,7 +99,7 @@ class OpenWindows:
         """Add rows; return those of the windows that close, and the records that failed.
 
         The rows that come out have all ranges of those that went in, and no records: they are named after
-        these offsets, whichever of them failed, and a sink that refuses one of them stops the query.
+        these offsets, whichever of them failed.
 
         Raises:
             StrategyError: the rows do not fit the window.
@@ -116,7 +116,7 @@ class OpenWindows:
         closed_from, level = state.closed_to, state.level
         if not state.can_close(level):
             return None, failed
-        return Rows(state.close(level), rows.ranges, closes=(closed_from, level)), failed
+        return _closed(state.close(level), rows.ranges, (closed_from, level)), failed
 
     def close_idle(self, idle: int) -> Rows | None:
         """Return the rows of the windows that the wall clock closes so long after the last record.
@@ -131,7 +131,7 @@ class OpenWindows:
         if not end or not state.can_close(end):
             return None
         closed_from = state.closed_to
-        return Rows(state.close(end), (self._before,), closes=(closed_from, end))
+        return _closed(state.close(end), (self._before,), (closed_from, end))
 
     def saved(self) -> dict[str, pa.Table]:
         """Return the windows as tables, for `restore`."""
@@ -145,6 +145,11 @@ class OpenWindows:
         self.state.restore(tables)
         found = tables.get(_LEVEL)
         self.level = self.state.level if found is None else found.column(_LEVEL)[0].as_py()
+
+
+def _closed(closed: pa.Table, ranges: tuple[Range, ...], closes: tuple[int, int]) -> Rows:
+    table, refused = of_closed(closed)
+    return Rows(table, ranges, closes=closes, refused=refused)
 
 
 class TaskMemory:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import clickhouse_connect
 import psycopg
+import pyarrow as pa
 import pytest
 
 from kmr import Aggregate, Strategy, Window, map_record
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from .dying import Moment
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-RECORDS = [b"1 a 1", b"2 b 700", b"3 c 3", b"4 b 700", b"5 d 2000", b"12 a 5", b"25 a 0"]
+RECORDS = [b"1 a 1", b"2 b 700", b"3 c 3", b"4 b 700", b"5 d 2000", b"6 e 13", b"12 a 5", b"25 a 0"]
 WRITTEN = [("a", 1), ("a", 5), ("c", 3)]
-REFUSED = [("b", 1400), ("d", 2000)]
+REFUSED = [("b", 1400), ("d", 2000), ("e", 13)]
 
 
 @map_record
@@ -38,6 +39,27 @@ def parse(record: Record) -> dict[str, Any]:
     assert record.value is not None
     second, path, n = record.value.decode().split()
     return {"ts": BEGIN + timedelta(seconds=int(second)), "path": path, "n": int(n)}
+
+
+class Largest(Window.Function):
+    """Fails for the row of one group."""
+
+    state = result = pa.int64()
+
+    def init(self) -> int:
+        return 0
+
+    def add(self, state: int, values: pa.Array[Any]) -> int:
+        given: list[int] = values.to_pylist()  # type: ignore[assignment]
+        return max(state, *given)
+
+    def merge(self, state: int, other: int) -> int:
+        return max(state, other)
+
+    def finish(self, state: int) -> int:
+        if state == 13:
+            raise ValueError("unlucky")
+        return state
 
 
 class DyingErrors(MemoryWriter):
@@ -54,14 +76,14 @@ class Place:
         if kind == "postgres":
             self.run(
                 "CREATE TABLE totals (window_start timestamptz, window_end timestamptz, path text, "
-                "total bigint CHECK (total <= 1000))"
+                "most bigint, total bigint CHECK (total <= 1000 AND total <> 13))"
             )
         else:
             self.run("DROP TABLE IF EXISTS totals")
             self.run(
                 "CREATE TABLE totals (window_start Nullable(DateTime64(6)), "
-                "window_end Nullable(DateTime64(6)), path String, total Int64, "
-                "CONSTRAINT small CHECK total <= 1000) ENGINE = MergeTree ORDER BY path "
+                "window_end Nullable(DateTime64(6)), path String, most Nullable(Int64), total Int64, "
+                "CONSTRAINT small CHECK total <= 1000 AND total <> 13) ENGINE = MergeTree ORDER BY path "
                 "SETTINGS non_replicated_deduplication_window = 10000"
             )
 
@@ -93,9 +115,8 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 
 def window() -> Window:
-    return Window(
-        "10s", time="ts", by=["path"], late="drop", keyed=True, columns={"total": ("n", "sum")}
-    )
+    columns: Any = {"total": ("n", "sum"), "most": ("n", Largest())}
+    return Window("10s", time="ts", by=["path"], late="drop", keyed=True, columns=columns)
 
 
 def letters(errors: Journal) -> dict[tuple[Any, ...], list[tuple[str, int]]]:
@@ -123,7 +144,7 @@ async def test_each_row_of_a_window_is_written_or_a_letter_once_when_a_worker_di
     with anyio.fail_after(60):
         await run_until_all_died(strategy, settings)
         async with working(strategy, settings) as heir:
-            await until_settled(heir, P0, 6)
+            await until_settled(heir, P0, 7)
     assert place.rows() == WRITTEN
     found = letters(errors)
     assert sorted(rows[0] for rows in found.values()) == REFUSED
@@ -146,7 +167,7 @@ async def test_offsets_stay_until_the_letters_of_a_window_are_accepted(
             assert ledger.watermark == 0
             assert errors.hold is not None
             errors.hold.set()
-            await until_settled(worker, P0, 6)
+            await until_settled(worker, P0, 7)
     assert place.rows() == WRITTEN
 
 
@@ -157,11 +178,11 @@ async def test_each_row_of_an_aggregate_is_written_or_a_letter_once_when_a_worke
     await produce("t", RECORDS)
     errors, settings = Journal(), quick_settings(broker)
     Dying.plan = [(1, moment)]  # around the letters
-    aggregate = Aggregate(["path"], {"total": ("n", "sum")}, max_rows=7, max_age=60.0)
+    aggregate = Aggregate(["path"], {"total": ("n", "sum")}, max_rows=8, max_age=60.0)
     strategy = Strategy(parse, [aggregate, place.writer()], DyingErrors(errors, max_age=0.05))
     with anyio.fail_after(60):
         await run_until_all_died(strategy, settings)
         async with working(strategy, settings) as heir:
-            await until_settled(heir, P0, 7)
+            await until_settled(heir, P0, 8)
     assert place.rows() == [("a", 6), ("c", 3)]
     assert sorted(rows[0] for rows in letters(errors).values()) == REFUSED

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,10 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmr import Window
+from kmr import Json, Strategy, Window
 from kmr.errors import StrategyError
 from kmr.memory.window_functions import buckets_of
+from kmr.memory.window_rows import of_closed
 from kmr.record import Range, Rows
+from kmr.sinks import StreamWriter
+from kmr.testing import run_strategy
 from tests.examples import examples
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -114,26 +120,101 @@ def test_buckets_are_in_the_order_of_the_values() -> None:
     [
         ("g", "p95", "Window: n: there is no p95 of .g., which is string"),
         ("ts", "p95", "there is no p95 of .ts., which is timestamp"),
-        ("v", Broken(), r"Broken\.add failed: ZeroDivisionError: division by zero"),
-        ("g", Spread(), r"Spread\.state is list<item: double>, and a value is none"),
     ],
 )
 def test_what_a_function_cannot_do_is_said(column: str, function: Any, message: str) -> None:
     made = window(n=(column, function))
     state = made.state()
-    with pytest.raises(StrategyError, match=message):  # noqa: PT012  either says it
+    with pytest.raises(StrategyError, match=message):
         state.take(rows_of(0, [(1, "a", 1.0)] * 100))
+
+
+class Picky(Spread):
+    """Fails for values of one group, in one of its methods, and for no other."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def _check(self, method: str, numbers: list[Any]) -> None:
+        if method == self.method and 13.0 in numbers:
+            raise ValueError("unlucky")
+
+    def add(self, state: list[float], values: pa.Array[Any]) -> list[float]:
+        self._check("add", values.to_pylist())
+        return super().add(state, values)
+
+    def merge(self, state: list[float], other: list[float]) -> list[float]:
+        self._check("merge", [*state, *other])
+        return super().merge(state, other)
+
+    def finish(self, state: list[float]) -> Any:
+        self._check("finish", state)
+        if self.method == "exit" and 13.0 in state:
+            sys.exit("no")
+        return "text" if self.method == "result" and 13.0 in state else super().finish(state)
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (
+            "add",
+            r"Window: Picky\.add failed: ValueError: unlucky \(.*test_window_functions\.py:\d+\)",
+        ),
+        ("merge", r"Window: Picky\.(add|merge) failed: ValueError: unlucky"),
+        ("finish", r"Window: Picky\.finish failed: ValueError: unlucky"),
+        ("exit", r"Window: Picky\.finish failed: SystemExit: no"),
+        ("result", r"Window: Picky\.result is double, and a value is none"),
+    ],
+)
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_group_for_which_a_function_fails_is_refused_and_the_others_come_out(
+    method: str, reason: str, *, saved: bool
+) -> None:
+    made = window(n=("*", "count"), spread=("v", Picky(method)))
+    state = made.state()
+    for at, value in enumerate((13.0, 20.0)):
+        state.take(rows_of(2 * at, [(1, "a", value), (2, "b", value - 10)]))
+        state._aggregates._all["spread"]._fold()
+    if saved:
+        tables, state = state.saved(), made.state()
+        state.restore(tables)
+    rows, refused = of_closed(state.close_all())
+    assert rows.column_names == ["window_start", "window_end", "g", "n", "spread"]
+    assert [(row["g"], row["n"], row["spread"]) for row in rows.to_pylist()] == [
+        ("a", 2, None),
+        ("b", 2, 7.0),
+    ]
+    assert list(refused) == [0]
+    assert re.match(reason, refused[0])
+
+
+def test_a_function_that_fails_for_all_of_a_hundred_rows_is_wrong() -> None:
+    state = window(n=("v", Broken())).state()
+    for number in range(99):
+        state.take(rows_of(2 * number, [(10 * number + 1, "a", 1.0)]))
+        of_closed(state.close(10 * number + 10))
+    state.take(rows_of(200, [(1000, "a", 1.0)]))
+    with pytest.raises(
+        StrategyError, match=r"Broken\.add failed: ZeroDivisionError: .*all of the last 100"
+    ):
         state.close_all()
 
 
-def test_a_result_of_another_type_is_said() -> None:
-    class Text(Spread):
-        result = pa.int64()  # type: ignore[assignment]
-
-        def finish(self, state: list[float]) -> Any:
-            return "text"
-
-    state = window(n=("v", Text())).state()
-    state.take(rows_of(0, [(1, "a", 1.0)]))
-    with pytest.raises(StrategyError, match=r"Text\.result is int64, and a value is none"):
-        state.close_all()
+def test_a_row_for_which_a_function_fails_is_a_letter_of_the_row() -> None:
+    made = window(spread=("v", Picky("finish")))
+    columns: Any = {"ts": pa.timestamp("us", "UTC"), "g": pa.string(), "v": pa.float64()}
+    strategy = Strategy(
+        value=Json(pa.schema(columns)),
+        reduce=[made, StreamWriter("stdout")],
+        reduce_err=StreamWriter("stderr"),
+    )
+    records = [
+        {"ts": "2026-01-01T00:00:01Z", "g": group, "v": value}
+        for group, value in (("a", 13), ("b", 1), ("b", 3))
+    ]
+    run = run_strategy(strategy, records)
+    assert [(row["g"], row["spread"]) for row in run.rows] == [("b", 2.0)]
+    (failure,) = run.failures
+    assert json.loads(failure["value"])["g"] == "a"
+    assert "Picky.finish failed: ValueError: unlucky" in failure["reason"]
