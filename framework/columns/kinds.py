@@ -210,9 +210,10 @@ class Lists:
                 offset=array.offset,
                 children=[pairs],
             )
-        self.items: Array = pc.list_flatten(array)
         lengths: Any = pc.list_value_length(array)
         self.lengths: NDArray[np.int64] = np.array(pc.fill_null(lengths, 0), dtype=np.int64)
+        # Arrow makes no array without items of objects or lists with extension types in them.
+        self.items: Array = pc.list_flatten(array) if self.lengths.any() else array.values[:0]
         self.null = array.is_null() if array.null_count else None
 
     @property

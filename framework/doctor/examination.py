@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import copy
 import resource
+import urllib.request
 from contextlib import suppress
 from dataclasses import replace
+from http.client import HTTPException
 from importlib.metadata import version
 from platform import python_version
 from typing import TYPE_CHECKING, Final
 
 import anyio
+import msgspec
 import structlog
 
 from .._extras import installed_version
@@ -24,6 +27,7 @@ from ..errors import KmrError, SettingsError, reason_of
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..observe.health import listen_on
+from ..observe.status import WorkerStatus
 from ..parts import context_of
 from ..reducers.finding import Finding, ok, problem, warning
 from ..reducers.reducer import ERROR_STAGE
@@ -120,6 +124,7 @@ _COPIES: Final = 4
 """A batch may exist so often for a moment: fetched, decoded, mapped, cast for the sink."""
 
 _FEW_DESCRIPTORS: Final = 1024
+_PATIENCE: Final = 2.0  # seconds for a worker at our port to answer
 
 
 def check_machine(settings: Settings) -> list[Finding]:
@@ -201,5 +206,27 @@ def _port(settings: Settings) -> list[Finding]:
     try:
         listen_on(host, port).close()
     except SettingsError as error:
-        return [problem("http", str(error))]
+        status = _status_at(host, port)
+        return [problem("http", str(error)) if status is None else _running(host, port, status)]
     return [ok("http", f"{host}:{port} is free")]
+
+
+def _status_at(host: str, port: int) -> WorkerStatus | None:
+    """Return the status of the worker that answers at an address; None if none does."""
+    with (
+        suppress(OSError, HTTPException, msgspec.MsgspecError),
+        urllib.request.urlopen(f"http://{host}:{port}/status", timeout=_PATIENCE) as response,
+    ):
+        return msgspec.json.decode(response.read(), type=WorkerStatus)
+    return None
+
+
+def _running(host: str, port: int, status: WorkerStatus) -> Finding:
+    worker = f"a worker of group {status.group} answers at {host}:{port}: {status.state}"
+    if status.problem is None:
+        return ok("http", worker)
+    retrying = [each.seconds for each in status.stages if each.activity == "retrying"]
+    since = f" (for {max(retrying):.0f} s, {status.repeated} attempts)" if retrying else ""
+    return warning(
+        "http", f"{worker}. {status.problem}{since}", "remove the reason; kmr top shows what waits"
+    )

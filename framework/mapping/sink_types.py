@@ -92,6 +92,29 @@ def takes_each_alone(kind: Any, by_type: ByType) -> bool:
     return not is_text(kind) or all(any(is_kind(each) for is_kind in _WRITTEN) for each in by_type)
 
 
+def unstorable(by_type: ByType, kind: Any) -> list[pa.DataType]:
+    """Return the types of which a column of this type holds no value; none if it holds none of any.
+
+    Text also stands for columns whose values a server casts, which may hold any.
+    """
+    if _has_text(kind):
+        return []
+    found = [each for each, (_, arrays) in by_type.items() if not _holds_some(arrays[0], kind)]
+    return found if len(found) < len(by_type) else []
+
+
+def _has_text(kind: Any) -> bool:
+    return is_text(kind) or any(_has_text(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _holds_some(array: Any, kind: Any) -> bool:
+    try:
+        fit(array, kind)
+    except (Misfit, pa.ArrowException):
+        return False
+    return True
+
+
 def for_sink(
     by_type: ByType, values: list[Any], kind: Any, refused: dict[int, str]
 ) -> pa.Array[Any]:

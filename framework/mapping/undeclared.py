@@ -20,10 +20,18 @@ from ..columns.texts import excerpt
 from ..errors import as_exception, reason_of
 from ..record import Header
 from ..values.foreign import are_foreign, plain_foreign
+from ..values.kept import cannot_hold
 from ..values.python_columns import convert, to_column
 from ..values.readable import DEEPEST, ENDLESS, readable
 from ..values.row_classes import fields_of, is_row_class
-from .sink_types import ByType, for_sink, hidden_values, number_texts, takes_each_alone
+from .sink_types import (
+    ByType,
+    for_sink,
+    hidden_values,
+    number_texts,
+    takes_each_alone,
+    unstorable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -110,7 +118,7 @@ def _column(
     by_type = _by_type(values, refused)
     if sink_type is not None and takes_each_alone(sink_type, by_type):
         return for_sink(by_type, values, sink_type, refused)
-    kind = _choose_type(by_type, values, refused)
+    kind = _choose_type(by_type, values, refused, sink_type)
     return to_column(
         [None if row in refused else value for row, value in enumerate(values)], kind, refused
     )
@@ -194,8 +202,17 @@ def _by_type(values: list[Any], refused: dict[int, str]) -> ByType:
     return found
 
 
-def _choose_type(by_type: ByType, values: list[Any], refused: dict[int, str]) -> pa.DataType:
-    """Choose the type that fits most values; `refused` gets those that it does not fit."""
+def _choose_type(
+    by_type: ByType, values: list[Any], refused: dict[int, str], sink_type: pa.DataType | None
+) -> pa.DataType:
+    """Choose the type that fits most values; `refused` gets those that it does not fit.
+
+    A type of which the sink's column holds no value does not count, unless all are such ones.
+    """
+    if sink_type is not None:
+        for kind in unstorable(by_type, sink_type):
+            rows, _ = by_type.pop(kind)
+            refused |= {row: cannot_hold(sink_type, values[row]) for row in rows}
     choice = choose_type({kind: len(rows) for kind, (rows, _) in by_type.items()})
     for kind, (rows, _) in by_type.items():
         if kind in choice.fits:

@@ -229,6 +229,7 @@ class FlushTrigger:
 _FIRST_BACKOFF: Final = 0.1  # seconds
 _LAST_BACKOFF: Final = 30.0
 _MOST_DOUBLINGS: Final = 20  # far beyond the last backoff; keeps the power small
+_LOGGED_AGAIN: Final = 60.0  # seconds after which a reason that stays is logged again
 _MOST_OF_CODE: Final = 5  # attempts; an odd answer of a server may lead to an error of code, once
 
 
@@ -243,7 +244,8 @@ async def retry_flush(
 
     Args:
         attempt: called with the number of the attempt.
-        stage: the stage's name, for the log. A reason is logged when it differs from the one before.
+        stage: the stage's name, for the log. A reason is logged when it differs from the one before, and
+            again after each minute.
         on_retry: called before each pause.
 
     Raises:
@@ -251,18 +253,24 @@ async def retry_flush(
     """
     number = alike = 1
     reason: str | None = None
+    began = logged = anyio.current_time()
     while True:
         try:
             return await attempt(number)
         except Retry as retry:
-            seconds = _pause(retry, number)
+            seconds, now = _pause(retry, number), anyio.current_time()
             alike = alike + 1 if retry.reason == reason else 1
             if alike == _MOST_OF_CODE and isinstance(retry, MistakeRetry):
                 raise _mistake(stage, retry) from retry
-            if retry.reason != reason:
-                reason = retry.reason
+            if retry.reason != reason or now - logged >= _LOGGED_AGAIN:
+                reason, logged = retry.reason, now
                 _log.warning(
-                    "flush failed, trying again", stage=stage, reason=reason, seconds=seconds
+                    "flush failed, trying again",
+                    stage=stage,
+                    reason=reason,
+                    seconds=round(seconds, 3),
+                    attempts=number,
+                    failing=round(now - began, 1),
                 )
             on_retry(retry)
         await anyio.sleep(seconds)

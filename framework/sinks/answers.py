@@ -140,7 +140,7 @@ class Patience:
         attempts = self._attempts[token] = self._attempts.get(token, 0) + 1
         if attempts == _PATIENT:
             _log.warning(
-                "a flush was put off again and again: its rows are bisected",
+                "a flush was put off again and again: its rows are bisected if fewer may be written",
                 token=token,
                 reason=reason,
             )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from ...columns.fitted import TargetColumn
-from ...columns.fitting import fit_field
+from ...columns.fitting import fit, fit_field
 from ...columns.kinds import has_values, is_list, whole
 from ...columns.reasons import count_values, fields_left_out
 from ...errors import StrategyError
@@ -119,6 +119,18 @@ class DestinationColumns:
         cast = fitted.table.cast(pa.schema([each.with_nullable(nullable=True) for each in schema]))
         table = pa.Table.from_arrays(cast.columns, schema=schema)
         return fitted._replace(table=table, left_out=left_out)
+
+    def learn_whole_numbers(self, rows: pa.Table, name: str) -> None:
+        """Take a new column of whole numbers as one of integers, though other numbers are beside them."""
+        with self._lock:
+            known = pa.schema([]) if self.schema is None else self.schema
+            if name in known.names or name not in rows.column_names:
+                return
+            column = whole(rows.column(name))
+            if pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
+                bad = fit(column, pa.int64()).bad
+                if column.null_count + (0 if bad is None else int(bad.sum())) < len(column):
+                    self.schema = known.append(pa.field(name, pa.int64()))
 
     def _known(self, rows: pa.Schema) -> tuple[pa.Schema, dict[str | None, str]]:
         """Return the columns, with those that rows add, and why there are no columns for others of them."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,6 +50,9 @@ _LONGEST_NAME = 255  # bytes, of file systems
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """The value for null in the names of partition directories, as in Hive and Spark."""
 
+_PARTITIONED_BY = b"kmr.partition_by"
+"""The key in a footer: a JSON object with the types of the columns of `partition_by`."""
+
 # Spark escapes these in the names of partition directories (ExternalCatalogUtils).
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\{\[\]^\x7f]")
 _PARTITION_TYPES = (
@@ -73,6 +77,10 @@ def _text(value: Any) -> str:
 
 def _escape(text: str) -> str:
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
+
+
+def _value_type(kind: Any) -> Any:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def unnamed_partitions(table: pa.Table, partition_by: Sequence[str]) -> dict[int, str]:
@@ -144,11 +152,12 @@ class Directory(Storage):
         """
         parts = {self._directory(value): (value, rows) for value, rows in self._divide(table)}
         first = min(parts, default="")
+        partition_types = self._partition_types(table)
 
         def write(directory: str) -> PartitionValues | None:
             value, numbers = parts[directory]
             rows = self._rows(table, numbers)
-            more = metadata if directory == first and metadata else {}
+            more = {**partition_types, **(metadata if directory == first and metadata else {})}
             rows = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **more})
             write_rows = partial(pq.write_table, rows, compression=self.compression)
             try:
@@ -223,8 +232,7 @@ class Directory(Storage):
                     f"the rows for {self} have no column {column}, which partition_by names; "
                     f"they have {', '.join(rows.names)}"
                 )
-            kind: Any = rows.field(column).type
-            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            kind = _value_type(rows.field(column).type)
             if not any(is_one(kind) for is_one in _PARTITION_TYPES):
                 return (
                     f"{self}: cannot partition by column {column}, which is {kind}: partition by text, "
@@ -235,24 +243,41 @@ class Directory(Storage):
         return None
 
     def schema(self) -> pa.Schema | None:
-        """Return the columns of any existing file; None without files."""
-        found = self._any_file(self.root)
+        """Return the columns of the newest file, and of its partition; None without files."""
+        found = self._newest_file(self.root)
         if found is None:
             return None
         with self.filesystem.open_input_file(found) as file:
-            return pq.read_schema(file).remove_metadata()
+            schema = pq.read_schema(file)
+        types = msgspec.json.decode((schema.metadata or {}).get(_PARTITIONED_BY, b"{}"))
+        for name in self.partition_by:
+            if name in types and name not in schema.names:
+                schema = schema.append(pa.field(name, pa.type_for_alias(types[name])))
+        return schema.remove_metadata()
 
-    def _any_file(self, directory: str) -> str | None:
+    def _partition_types(self, table: pa.Table) -> dict[bytes, bytes]:
+        """Return the types of the partition columns as metadata: names of directories do not tell them."""
+        types = {
+            name: str(_value_type(table.schema.field(name).type))
+            for name in self.partition_by
+            if table.column(name).null_count < len(table)
+        }
+        return {_PARTITIONED_BY: msgspec.json.encode(types)} if types else {}
+
+    def _newest_file(self, directory: str) -> str | None:
+        """Return the newest file of the newest directory that has one: columns are only ever added."""
         selector = fs.FileSelector(directory, allow_not_found=True)
-        for info in self.filesystem.get_file_info(selector):
-            if info.base_name.startswith((HIDDEN, ".")):
-                continue
-            if info.type == fs.FileType.Directory:
-                if found := self._any_file(info.path):
-                    return found
-            elif info.base_name.endswith(SUFFIX):
-                return info.path
-        return None
+        found = [
+            each
+            for each in self.filesystem.get_file_info(selector)
+            if not each.base_name.startswith((HIDDEN, "."))
+        ]
+        found.sort(key=lambda each: (each.mtime_ns or 0, each.base_name), reverse=True)
+        for each in found:
+            if each.type == fs.FileType.File and each.base_name.endswith(SUFFIX):
+                return each.path
+        directories = (each.path for each in found if each.type == fs.FileType.Directory)
+        return next(filter(None, map(self._newest_file, directories)), None)
 
 
 def open_directory(

@@ -225,7 +225,10 @@ class ParquetWriter(RangeWriter):
 
     def _fit(self, rows: RangeRows) -> Fitted:
         assert self._columns is not None  # noqa: S101  `flush` has looked
-        table, known = rows.table, self._columns.schema
+        table = rows.table
+        for column in self.partition_by:
+            self._columns.learn_whole_numbers(table, column)
+        known = self._columns.schema
         names = () if known is None else known.names
         problem = self._opened.partition_problem(table.schema, names)
         if problem is not None:

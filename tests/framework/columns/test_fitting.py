@@ -323,3 +323,17 @@ def test_a_null_inside_of_a_list_that_takes_none_refuses_only_its_row() -> None:
         assert made.bad is not None
         assert made.bad.tolist() == [True, False, False]
         assert made.array.slice(1).to_pylist() == rows[1:]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.struct([("a", pa.uuid())])),
+        pa.large_list(pa.list_(pa.uuid())),
+        pa.list_(pa.struct([("a", pa.uuid())]), 2),
+    ],
+)
+def test_lists_without_items_fit_where_objects_in_them_have_types_of_extensions(
+    kind: Any,
+) -> None:
+    assert fit(pa.nulls(3, kind), kind).array.to_pylist() == [None] * 3

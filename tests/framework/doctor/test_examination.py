@@ -7,6 +7,8 @@ import socket
 import time
 from contextlib import AsyncExitStack
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -21,6 +23,7 @@ from kmr.doctor.examination import examine
 from kmr.kafka.kafka_consumer import KafkaConsumer
 from kmr.memory.distinct import Distinct
 from kmr.memory.window import Window
+from kmr.observe.status import StageStatus, WorkerStatus
 from kmr.reducers.finding import Finding
 from kmr.settings import HttpSettings, Settings
 from kmr.sinks import DeadLetterWriter, KafkaWriter, ParquetWriter, RangeRows, RangeWriter
@@ -356,6 +359,33 @@ def test_a_port_that_is_taken_is_found() -> None:
         http = HttpSettings(port=taken.getsockname()[1])
         found = examination.check_machine(settings("localhost:1", http=http))
     assert [each.subject for each in found if each.level == "problem"] == ["http"]
+
+
+def test_a_worker_at_our_port_is_found_with_what_it_waits_for() -> None:
+    waits = StageStatus("reduce-1", "retrying", 0, seconds=75.0, reason="hits: the disk is full")
+    status = WorkerStatus(
+        *("running", True, True, "reduce-1: hits: the disk is full", "g", ("t",), (waits,), ()),
+        *(0, 0, 0, 0, 90.0),
+        repeated=9,
+    )
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(msgspec.json.encode(status))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        http = HttpSettings(port=server.server_port)
+        found = examination.check_machine(settings("localhost:1", http=http))
+    (of_port,) = (each for each in found if each.subject == "http")
+    assert of_port.level == "warning"
+    assert "a worker of group g answers" in of_port.text
+    assert "hits: the disk is full (for 75 s, 9 attempts)" in of_port.text
 
 
 class Listener(Silent):

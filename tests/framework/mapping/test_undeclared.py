@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -44,6 +45,24 @@ def test_values_of_other_classes_do_not_refuse_one_that_fits_the_column_of_the_s
     for row, reason in failed.items():
         assert repr(values[row]) in reason
         assert reason.startswith("column v: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "arrive"),
+    [
+        (pa.timestamp("us"), [5, 6, date(2026, 1, 2), True], [2]),
+        (pa.struct([("a", pa.int64())]), [[1], [2], {"a": 1}, "x", "y"], [2]),
+        (pa.list_(pa.int64()), [[1], {"a": 1}, {"a": 2}], [0]),
+        (pa.timestamp("us"), [5, 6, [1]], [0, 1]),
+        (pa.list_(pa.string()), [[{"a": 1}], [{"a": 2}], ["x"]], [0, 1]),
+    ],
+)
+def test_values_of_which_the_column_of_the_sink_holds_none_refuse_no_others(
+    kind: pa.DataType, values: list[Any], arrive: list[int]
+) -> None:
+    found, failed = made(values, kind)
+    assert list(found) == arrive
+    assert all(repr(values[row]) in reason for row, reason in failed.items())
 
 
 def test_without_a_sink_type_most_values_decide() -> None:

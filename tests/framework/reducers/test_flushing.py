@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
 from kmr.errors import KmrError, SinkError, StrategyError
 from kmr.reducers.reducer import Retry
@@ -79,6 +80,22 @@ async def test_a_retry_has_the_same_rows_whatever_arrives_meanwhile(clock: Virtu
         assert journal.attempts == 3
         await clock.advance(60.0)
     assert counts(journal) == [10, 5]
+
+
+async def test_a_flush_that_is_repeated_for_long_is_logged_each_minute(clock: VirtualClock) -> None:
+    journal = Journal()
+    journal.outcomes.extend([Retry("busy", after=10.0) for _ in range(13)])
+    bench = Bench(MemoryWriter(journal, max_rows=10))
+    with capture_logs() as logs:
+        async with running(bench):
+            bench.feed(10)
+            await clock.advance(131.0)
+    of_flush = [each for each in logs if each["event"] == "flush failed, trying again"]
+    assert [(each["attempts"], each["failing"]) for each in of_flush] == [
+        (1, 0),
+        (7, 60),
+        (13, 120),
+    ]
 
 
 async def test_divert_sends_every_row_of_a_failing_flush_to_the_error_sink(

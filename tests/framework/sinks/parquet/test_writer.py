@@ -359,3 +359,30 @@ async def test_a_partition_column_may_have_any_name_and_be_a_dictionary(
     assert [path.parent.name for path in found(tmp_path)] == [
         f"{name.replace('[', '%5B').replace(']', '%5D')}=x"
     ]
+
+
+async def test_a_number_with_digits_behind_the_point_refuses_no_whole_one_of_a_partition_column(
+    tmp_path: Path, context: Context
+) -> None:
+    writer = await opened(tmp_path, context, partition_by="shard")
+    flushed = await flush(writer, rows(0, 2, shard=[2.0, 1.5, None]))
+    assert isinstance(flushed, Flushed)
+    ((refused, reasons),) = [(r.rows, r.reason) for r in flushed.refusals]
+    assert refused.table["offset"].to_pylist() == [1]
+    assert "column shard (int64) cannot hold 1.5" in str(reasons)
+    assert {path.parent.name for path in found(tmp_path)} == {"shard=2", f"shard={NULL_PARTITION}"}
+
+
+async def test_a_new_worker_knows_the_columns_of_the_newest_file_and_of_its_partition(
+    tmp_path: Path, context: Context
+) -> None:
+    writer = await opened(tmp_path, context, partition_by="shard")
+    await flush(writer, rows(0, 0, shard=[9]))
+    await flush(writer, rows(1, 1, shard=[1], ms=[0.5]))
+    os.utime(tmp_path / "shard=9", (1, 1))
+    again = await opened(tmp_path, context, partition_by="shard")
+    flushed = await flush(again, rows(2, 3, shard=["1", "x"], ms=[7, 8]))
+    assert isinstance(flushed, Flushed)
+    assert ["shard" in str(each.reason) for each in flushed.refusals] == [True]
+    (newest,) = (path for path in found(tmp_path) if path.name.startswith(NAME.format(2, 3)))
+    assert pq.ParquetFile(newest).schema_arrow.field("ms").type == pa.float64()
