@@ -301,26 +301,46 @@ def _decimal(value: Any, scale: int | None) -> str:
     return f"{'-' if number < 0 else ''}{digits[:-scale]}.{digits[-scale:]}"
 
 
-def encodings_of_schema(fields: list[Mapping[str, Any]]) -> dict[str, Encoding]:
-    """Return the encodings that a Connect schema names, by field: those of decimals, times and plain text."""
+class ConnectSchema(msgspec.Struct):
+    """The schema of a field, or of a whole message, as Connect's JSON converter sends it."""
+
+    field: Any = None
+    type: Any = None
+    name: Any = None
+    items: ConnectSchema | None = None
+    fields: list[ConnectSchema] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+def encodings_of_schema(schema: ConnectSchema) -> dict[str, Encoding]:
+    """Return the encodings that a schema names, by field: those of decimals, times and plain text.
+
+    Raises:
+        msgspec.ValidationError: the scale of a decimal is no integer.
+    """
     found = {}
-    for field in fields:
-        is_array = field.get("type") == "array"
-        described = (field.get("items") or {}) if is_array else field
+    for field in schema.fields or ():
+        is_array = field.type == "array"
+        described = (field.items or ConnectSchema()) if is_array else field
         encoding = _encoding_of(described)
         if encoding is not None:
-            found[str(field.get("field"))] = replace(encoding, of_items=is_array)
+            found[str(field.field)] = replace(encoding, of_items=is_array)
     return found
 
 
-def _encoding_of(described: Mapping[str, Any]) -> Encoding | None:
-    name = described.get("name")
-    if name is None and described.get("type") == "string":
+def _encoding_of(described: ConnectSchema) -> Encoding | None:
+    name = described.name
+    if name is None and described.type == "string":
         return Encoding("Text")
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         return None
-    scale = (described.get("parameters") or {}).get("scale")
     last = name.rpartition(".")[2]
     if last not in _NAMES or name == last:
         return None
-    return Encoding(last, None if scale is None else int(scale))
+    scale = (described.parameters or {}).get("scale")
+    try:
+        return Encoding(last, None if scale is None else int(str(scale)))
+    except ValueError:
+        raise msgspec.ValidationError(
+            f"the scale of a decimal is no integer: {excerpt(scale)}"
+        ) from None

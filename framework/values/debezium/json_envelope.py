@@ -25,7 +25,7 @@ from ...columns.kinds import is_list
 from ...errors import StrategyError
 from ..json.json_format import Json
 from ..schemas import NAMED_BY_KEYS, hints_of, row_type
-from .encodings import Encoding, encodings_of_schema, special
+from .encodings import ConnectSchema, Encoding, encodings_of_schema, special
 from .envelope import Envelopes, Raw, RowColumn, no_source
 from .mongo import documents
 from .positions import SOURCE
@@ -133,7 +133,12 @@ class JsonEnvelopes:
     def _passes(
         self, rows: NDArray[np.int64], payloads: Any, schema: bytes | None
     ) -> Iterator[Envelopes]:
-        named = _encodings_of(schema).items()
+        try:
+            named = _encodings_of(schema).items()
+        except msgspec.ValidationError as error:
+            found = self._decode(rows, payloads, *self._sniff(payloads, self._given))
+            yield replace(found, failures=dict.fromkeys(range(len(rows)), f"schema: {error}"))
+            return
         known = {key: each for key, each in named if each.name != "Text" or key in self._special}
         known |= {
             key: _TEXT_OF_BYTES for key, each in named if each == _TEXT and key in self._bytes
@@ -428,13 +433,17 @@ def _start_of_payload(value: bytes) -> tuple[bytes | None, int | None]:
 
 @lru_cache(maxsize=64)
 def _encodings_of(schema: bytes | None) -> dict[str, Encoding]:
-    """Return the encodings of the fields of rows that a message's schema names."""
-    described = None if schema is None else msgspec.json.decode(schema)
-    fields = (described or {}).get("fields") or []
-    for each in fields:
-        if each.get("field") in ("after", "before") and each.get("type") == "struct":
-            return encodings_of_schema(each.get("fields") or [])
-    return encodings_of_schema(fields)
+    """Return the encodings of the fields of rows that a message's schema names.
+
+    Raises:
+        msgspec.ValidationError: it is no schema.
+    """
+    described = None if schema is None else msgspec.json.decode(schema, type=ConnectSchema | None)
+    described = described or ConnectSchema()
+    for each in described.fields or ():
+        if each.field in ("after", "before") and each.type == "struct":
+            return encodings_of_schema(each)
+    return encodings_of_schema(described)
 
 
 def _members(

@@ -50,7 +50,7 @@ def _plain(value: Any) -> Any:
         if key in ("$oid", "$uuid", "$symbol", "$numberDecimal"):
             return inner
         if key in ("$numberLong", "$numberInt"):
-            return int(inner)
+            return int(inner) if isinstance(inner, str) else inner
         if key == "$numberDouble":  # JSON has no NaN: its text is no number of any column
             return float(inner) if math.isfinite(float(inner)) else inner
         if key == "$date":

@@ -82,6 +82,10 @@ async def test_a_retry_has_the_same_rows_whatever_arrives_meanwhile(clock: Virtu
     assert counts(journal) == [10, 5]
 
 
+def attempted(number: int) -> Callable[[Journal], bool]:
+    return lambda journal: journal.attempts == number
+
+
 async def test_a_flush_that_is_repeated_for_long_is_logged_each_minute(clock: VirtualClock) -> None:
     journal = Journal()
     journal.outcomes.extend([Retry("busy", after=10.0) for _ in range(13)])
@@ -89,7 +93,9 @@ async def test_a_flush_that_is_repeated_for_long_is_logged_each_minute(clock: Vi
     with capture_logs() as logs:
         async with running(bench):
             bench.feed(10)
-            await clock.advance(131.0)
+            for number in range(1, 14):
+                await journal.until(attempted(number))
+                await clock.advance(10.0)
     of_flush = [each for each in logs if each["event"] == "flush failed, trying again"]
     assert [(each["attempts"], each["failing"]) for each in of_flush] == [
         (1, 0),

@@ -272,6 +272,26 @@ def test_each_encoding_of_a_schema_becomes_the_value(
     assert deleted["before"][name] == deleted[name] == expected
 
 
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (5, "schema: Expected `object"),
+        ({"fields": 5}, "at `$.fields`"),
+        ({"fields": ["x"]}, "at `$.fields[0]`"),
+        (
+            schema_of(field("price", "bytes", f"{CONNECT}Decimal", scale="x")),
+            "schema: the scale of a decimal is no integer: 'x'",
+        ),
+    ],
+)
+def test_a_schema_that_is_none_fails_its_event_alone(schema: Any, reason: str) -> None:
+    events = [event("c", None, ROW, schema=each) for each in (None, schema, {"type": "struct"})]
+    rows, failures = decode(Debezium(Json(Customer)), *events)
+    assert [row["id"] for row in rows if row["id"] is not None] == [1, 1]
+    assert list(failures) == [1]
+    assert reason in failures[1]
+
+
 class Lists(msgspec.Struct):
     id: int
     days: list[dt.date | None] = []
