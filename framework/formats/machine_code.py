@@ -54,9 +54,20 @@ NUMBER: Final = Parameter(np.dtype(np.int64), 0)
 Signature: TypeAlias = "Sequence[Parameter | tuple[Parameter, ...]]"
 """The parameters of a function; several arrays may be one, a named tuple."""
 
+_TYPE: Final = object.__basicsize__ - 8
 _DATA: Final = object.__basicsize__
+_DIMENSIONS: Final = _DATA + 8
 _SHAPE: Final = _DATA + 16
-"""Where an array object has the addresses of its data and of its shape; between them is `int nd`."""
+_DTYPE: Final = _DATA + 40
+_FLAGS: Final = _DATA + 48
+"""Where an array object has its type, the address of its data, the number of its dimensions, the addresses of
+its shape and of its dtype, and its flags."""
+
+_BYTE_ORDER, _TYPE_NUMBER = _DATA + 10, _DATA + 12
+"""Where a dtype has them."""
+
+_SWAPPED: Final = ord(">")
+_REFUSED: Final = -100
 
 _OPTIONS: Final[dict[str, Any]] = {"nogil": True, "_nrt": False}
 """Without numba's run time: the code allocates nothing, and needs no other code."""
@@ -94,7 +105,7 @@ class Kernel:
         parameters = _flat(signature)
         self._arrays = [(at, *each) for at, each in enumerate(parameters) if each.dimensions]
         kinds = [ctypes.py_object if each.dimensions else ctypes.c_int64 for each in parameters]
-        self._call = ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(address)
+        self._call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.py_object, *kinds)(address)
 
     def __call__(self, *grouped: int | NDArray[Any] | tuple[Any, ...]) -> None:
         """Run it; it writes its results into arrays.
@@ -104,12 +115,21 @@ class Kernel:
             IndexError: an index is outside its array; only with NUMBA_BOUNDSCHECK.
         """
         arguments = _flat(grouped)
+        status = self._call(np.ndarray, *arguments)
+        if status == _REFUSED:
+            raise TypeError(f"{self._name}: {self._refused(arguments)}")
+        if status:
+            raise IndexError(f"{self._name}: an index is outside its array")
+
+    def _refused(self, arguments: Sequence[Any]) -> str:
+        """Return which argument does not fit its parameter."""
         for at, dtype, dimensions in self._arrays:
             array: Any = arguments[at]
+            if type(array) is not np.ndarray:
+                return f"argument {at}: not an array"
             if array.dtype != dtype or array.ndim != dimensions or not array.flags.c_contiguous:
-                raise TypeError(f"{self._name}: argument {at}: not a {dtype} array in C's order")
-        if self._call(*arguments):
-            raise IndexError(f"{self._name}: an index is outside its array")
+                return f"argument {at}: not a {dtype} array in C's order"
+        return "an argument does not fit"
 
 
 def _flat(grouped: Sequence[Any]) -> list[Any]:
@@ -126,16 +146,47 @@ def _flat(grouped: Sequence[Any]) -> list[Any]:
 def _entry(name: str, function: str, parameters: Sequence[Parameter]) -> str:
     """Return the assembly of a C function that takes arrays as the objects that they are in Python.
 
-    It calls as numba calls: where to put the result, and an error; of an array its owners (none), number of
-    items, size of an item, address, shape and strides. Those are in the header of each array object
-    (`PyArrayObject_fields` in numpy's C API).
+    It refuses other objects, and arrays that do not fit their parameters. It calls as numba calls: where to
+    put the result, and an error; of an array its owners (none), number of items, size of an item, address,
+    shape and strides. Those are in the header of each array object (`PyArrayObject_fields` and
+    `PyArray_Descr` in numpy's C API). Its first parameter is the type of arrays.
     """
     lines, passed, types = [], ["ptr %ignored", "ptr %ignored"], ["ptr", "ptr"]
+    are_arrays, fit = ["%arrays = icmp eq i1 true, true"], ["%fits = icmp eq i1 true, true"]
+    is_array, fits = "%arrays", "%fits"
     for at, (dtype, dimensions) in enumerate(parameters):
         if not dimensions:
             passed.append(f"i64 %p{at}")
             types.append("i64")
             continue
+        are_arrays += [
+            f"%type_at{at} = getelementptr i8, ptr %p{at}, i64 {_TYPE}",
+            f"%type{at} = load ptr, ptr %type_at{at}",
+            f"%is_type{at} = icmp eq ptr %type{at}, %array_type",
+            f"%arrays{at} = and i1 {is_array}, %is_type{at}",
+        ]
+        is_array = f"%arrays{at}"
+        fit += [
+            f"%nd_at{at} = getelementptr i8, ptr %p{at}, i64 {_DIMENSIONS}",
+            f"%nd{at} = load i32, ptr %nd_at{at}",
+            f"%is_nd{at} = icmp eq i32 %nd{at}, {dimensions}",
+            f"%flags_at{at} = getelementptr i8, ptr %p{at}, i64 {_FLAGS}",
+            f"%flags{at} = load i32, ptr %flags_at{at}",
+            f"%in_order{at} = trunc i32 %flags{at} to i1",
+            f"%dtype_at{at} = getelementptr i8, ptr %p{at}, i64 {_DTYPE}",
+            f"%dtype{at} = load ptr, ptr %dtype_at{at}",
+            f"%order_at{at} = getelementptr i8, ptr %dtype{at}, i64 {_BYTE_ORDER}",
+            f"%order{at} = load i8, ptr %order_at{at}",
+            f"%is_native{at} = icmp ne i8 %order{at}, {_SWAPPED}",
+            f"%number_at{at} = getelementptr i8, ptr %dtype{at}, i64 {_TYPE_NUMBER}",
+            f"%number{at} = load i32, ptr %number_at{at}",
+            f"%is_number{at} = icmp eq i32 %number{at}, {dtype.num}",
+            f"%one{at} = and i1 %is_nd{at}, %in_order{at}",
+            f"%two{at} = and i1 %is_native{at}, %is_number{at}",
+            f"%three{at} = and i1 %one{at}, %two{at}",
+            f"%fits{at} = and i1 {fits}, %three{at}",
+        ]
+        fits = f"%fits{at}"
         lines += [
             f"%data_at{at} = getelementptr i8, ptr %p{at}, i64 {_DATA}",
             f"%data{at} = load ptr, ptr %data_at{at}",
@@ -161,13 +212,22 @@ def _entry(name: str, function: str, parameters: Sequence[Parameter]) -> str:
         passed += [f"ptr %data{at}", *sizes, *strides]
         types += ["ptr", "ptr", "i64", "i64", "ptr", *["i64"] * (2 * dimensions)]
     kinds = [f"{'ptr' if each.dimensions else 'i64'} %p{at}" for at, each in enumerate(parameters)]
+    joint = chr(10)
     return f"""
         declare i32 @"{function}"({", ".join(types)})
-        define i32 @{_symbol(name)}({", ".join(kinds)}) {{
+        define i32 @{_symbol(name)}({", ".join(["ptr %array_type", *kinds])}) {{
+          {joint.join(are_arrays)}
+          br i1 {is_array}, label %check, label %refuse
+        check:
+          {joint.join(fit)}
+          br i1 {fits}, label %call, label %refuse
+        call:
           %ignored = alloca ptr
-          {chr(10).join(lines)}
+          {joint.join(lines)}
           %status = call i32 @"{function}"({", ".join(passed)})
           ret i32 %status
+        refuse:
+          ret i32 {_REFUSED}
         }}"""
 
 

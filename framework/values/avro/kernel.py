@@ -15,8 +15,6 @@ import numpy as np
 from ...formats.machine_code import INT64_TABLE, INT64S, Int, Ints, compiled, inlined
 from ...formats.memory import load8
 from ..decoding.frame import (
-    ADDRESS,
-    POOL,
     SlotArrays,
     ValueBatch,
     frame,
@@ -221,7 +219,7 @@ def _read(  # noqa: C901  one loop: a call for each instruction would cost more 
     batch: ValueBatch, slot_arrays: SlotArrays, program: AvroProgram, scratch: AvroScratch, row: int
 ) -> Int:
     """Decode one value, whose entry is the address of its program; return the level that is full, or -1."""
-    data, base, pool = batch.data, batch.memory[ADDRESS], batch.memory[POOL]
+    data, base, pool = batch.data, np.int64(batch.data.ctypes.data), batch.pool
     code, tables = program.code, program.tables
     bases, capacities = slot_arrays.bases, slot_arrays.capacities
     slots, valid, cursors = slot_arrays.values, slot_arrays.valid, slot_arrays.cursors

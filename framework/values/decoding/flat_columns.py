@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 _pa: Any = pa
 
 # Columns of the table of columns. WIDTH: the bytes of a value, or BITS or TEXT. PLAIN: 0 makes all rows null.
-# NULLS and SIZE: how many there are, and the bytes of all texts. The rest: where in the message its buffers
-# begin; PIECES are the texts, whose ends are the VALUES.
-SLOT, WIDTH, PLAIN, NULLS, SIZE, BITMAP, VALUES, PIECES, _END, _LINE = range(10)
+# NULLS: how many there are. The rest: where in the message its buffers begin; PIECES are the texts, whose
+# ends are the VALUES.
+SLOT, WIDTH, PLAIN, NULLS, BITMAP, VALUES, PIECES, _LINE = range(8)
 BITS, TEXT = 0, -1
-_DATA, _DATA_SIZE, _MESSAGE, _HIGH = range(4)
-"""What compiled code gets of memory: data and message, and whether it wrote a byte that is not ASCII."""
+_LARGEST_SIZE, _LENGTH, _HIGH, _TOTALS = range(4)
+"""What compiled code tells: bytes of the largest column of texts and of the message, and whether a text is
+not ASCII."""
+_BODY_LENGTH, _ROWS, _NODES, _BUFFERS = range(4)
+"""The words of the metadata of a message that are numbers of a batch, or where there are more of them."""
 
 _HEADER: Final = 8  # bytes of a message before its metadata
 
@@ -49,9 +52,7 @@ class FlatColumns:
         self._lines = np.zeros((len(columns), _LINE), np.int64)
         self._lines[:, WIDTH] = [_width(each) for each in columns]
         self._has_texts = any(each.kind == "text" for each in columns)
-        self._nodes = np.empty((len(columns), 2), np.int64)
-        texts = np.count_nonzero(self._lines[:, WIDTH] == TEXT)
-        self._buffers = np.empty((2 * len(columns) + texts, 2), np.int64)
+        self._lines[:, SLOT] = self.slots
 
     @cached_property
     def _template(self) -> _Template:
@@ -71,20 +72,19 @@ class FlatColumns:
             schema: with the columns' names; without it they have numbers.
         """
         rows = int(slots.cursors[0])
-        lines = self._lines.copy()
-        lines[:, SLOT], lines[:, PLAIN] = slots.bases[self.slots], plain[self.slots]
-        lines[:, BITMAP] = self._template.size
-        nodes, buffers = self._nodes.copy(), self._buffers.copy()
-        _kernels()["_lay_out"](slots.values, slots.valid, lines, rows, nodes, buffers)
-        if lines[:, SIZE].max() > LARGEST:
-            return None
-        message = self._template.message(rows, nodes, buffers, int(lines[-1, _END]))
-        memory = np.array([data.ctypes.data, len(data), message.ctypes.data, 0], np.int64)
-        _kernels()["_write"](
-            memory, slots.values, slots.valid, lines, rows, message, message.view(np.int32)
+        lines, metadata = self._lines.copy(), self._template.metadata.copy()
+        totals = np.empty(_TOTALS, np.int64)
+        given = (slots.values, slots.valid, lines, rows)
+        _kernels()["_lay_out"](
+            *given, slots.bases, plain.view(np.uint8), metadata, self._template.places, totals
         )
+        if totals[_LARGEST_SIZE] > LARGEST:
+            return None
+        message = np.empty(int(totals[_LENGTH]) + BLOCK, np.uint8)
+        message[: metadata.nbytes] = metadata.view(np.uint8)
+        _kernels()["_write"](*given, data, message, message.view(np.int32), totals)
         batch = _pa.ipc.read_record_batch(_pa.py_buffer(message), schema or self._schema)
-        if memory[_HIGH] and self._has_texts:
+        if totals[_HIGH] and self._has_texts:
             try:
                 batch.validate(full=True)
             except pa.ArrowInvalid:
@@ -100,10 +100,11 @@ def _width(column: SlotColumn) -> int:
 
 
 class _Template:
-    """The message of one row of nulls, and where it has the numbers of a batch.
+    """The message of one row of nulls, without its body.
 
     Attributes:
-        size: the bytes before the body.
+        metadata: its words.
+        places: which of them are the numbers of a batch.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -111,32 +112,13 @@ class _Template:
             [pa.nulls(1, each.type) for each in schema], schema=schema
         )
         raw = one.serialize().to_pybytes()
-        (metadata,) = struct.unpack_from("<i", raw, 4)
-        self.size = _HEADER + metadata
-        self._raw = np.frombuffer(raw[: self.size], np.uint8)
+        (size,) = struct.unpack_from("<i", raw, 4)
+        self.metadata = np.frombuffer(raw[: _HEADER + size], np.int64)
         root = _follow(raw, _HEADER)
         header = _follow(raw, _field(raw, root, 2))
-        self._length_of_body = _field(raw, root, 3)
-        self._rows = _field(raw, header, 0)
-        self._nodes, self._buffers = (
-            _follow(raw, _field(raw, header, number)) + 4 for number in (1, 2)
-        )
-
-    def message(
-        self, rows: int, nodes: NDArray[np.int64], buffers: NDArray[np.int64], end: int
-    ) -> NDArray[np.uint8]:
-        """Return a message that ends at `end`, without its body, and with room for a block behind it."""
-        message = np.empty(end + BLOCK, np.uint8)
-        message[: self.size] = self._raw
-        buffers[:, 0] -= self.size
-        for at, numbers in (
-            (self._length_of_body, np.array([end - self.size])),
-            (self._rows, np.array([rows])),
-            (self._nodes, nodes.ravel()),
-            (self._buffers, buffers.ravel()),
-        ):
-            message[at : at + 8 * len(numbers)] = numbers.view(np.uint8)
-        return message
+        nodes, buffers = (_follow(raw, _field(raw, header, number)) + 4 for number in (1, 2))
+        places = [_field(raw, root, 3), _field(raw, header, 0), nodes, buffers]
+        self.places = np.array(places, np.int64) // 8
 
 
 def _follow(raw: bytes, at: int) -> int:
@@ -153,53 +135,64 @@ def _field(raw: bytes, table: int, number: int) -> int:
 
 @cache
 def _kernels() -> dict[str, Kernel]:
-    slots = (INT64S, BYTES, INT64_TABLE, NUMBER)
+    given = (INT64S, BYTES, INT64_TABLE, NUMBER)
     return load(
         __name__,
         {
-            "_lay_out": (*slots, INT64_TABLE, INT64_TABLE),
-            "_write": (INT64S, *slots, BYTES, INT32S),
+            "_lay_out": (*given, INT64S, BYTES, INT64S, INT64S, INT64S),
+            "_write": (*given, BYTES, BYTES, INT32S, INT64S),
         },
         depends_on=(copy_piece.__module__,),
     )
 
 
-def _lay_out(values: Ints, valid: Ints, lines: Ints, rows: int, nodes: Ints, buffers: Ints) -> None:
-    """Count nulls and bytes; choose the places of all buffers from the BITMAP of the first on."""
-    number = 0
-    at = lines[0, BITMAP]
+def _lay_out(
+    values: Ints, valid: Ints, lines: Ints, rows: int, bases: Ints, plain: Ints, metadata: Ints,
+    places: Ints, totals: Ints,
+) -> None:  # fmt: skip
+    """Count nulls and bytes, choose the places of all buffers, and complete the metadata."""
+    size = 8 * len(metadata)
+    node, buffer = places[_NODES], places[_BUFFERS]
+    at = np.int64(size)
+    largest = np.int64(0)
     for column in range(len(lines)):
-        slot = np.uint64(lines[column, SLOT])
-        plain, width = lines[column, PLAIN], lines[column, WIDTH]
+        number = lines[column, SLOT]
+        slot = np.uint64(bases[number])
+        is_plain, width = np.int64(plain[number]), lines[column, WIDTH]
+        lines[column, SLOT], lines[column, PLAIN] = bases[number], is_plain
         there = np.int64(0)
-        size = np.int64(0)
+        of_texts = np.int64(0)
         for row in range(rows):
-            is_there = np.int64(valid[slot + np.uint64(row)] == 1) & plain
+            is_there = np.int64(valid[slot + np.uint64(row)] == 1) & is_plain
             there += is_there
-            size += (values[slot + np.uint64(row)] & 0xFFFFFFFF) * is_there
+            of_texts += (values[slot + np.uint64(row)] & 0xFFFFFFFF) * is_there
         nulls = rows - there
-        lines[column, NULLS] = nodes[column, 1] = nulls
-        nodes[column, 0] = rows
+        lines[column, NULLS] = nulls
+        metadata[node], metadata[node + 1] = rows, nulls
+        node += 2
         bits = (rows + 7) >> 3
         lines[column, BITMAP] = at
-        at = _place(buffers, number, at, bits if nulls > 0 else 0)
+        at = _place(metadata, buffer, size, at, bits if nulls > 0 else 0)
         lines[column, VALUES] = at
         if width == TEXT:
-            lines[column, SIZE] = size
-            lines[column, PIECES] = _place(buffers, number + 1, at, 4 * (rows + 1))
-            at = _place(buffers, number + 2, lines[column, PIECES], size)
-            number += 3
+            largest = max(largest, of_texts)
+            at = _place(metadata, buffer + 2, size, at, 4 * (rows + 1))
+            lines[column, PIECES] = at
+            at = _place(metadata, buffer + 4, size, at, of_texts)
+            buffer += 6
         else:
-            at = _place(buffers, number + 1, at, bits if width == BITS else width * rows)
-            number += 2
-        lines[column, _END] = at
+            at = _place(metadata, buffer + 2, size, at, bits if width == BITS else width * rows)
+            buffer += 4
+    metadata[places[_BODY_LENGTH]] = at - size
+    metadata[places[_ROWS]] = rows
+    totals[_LARGEST_SIZE], totals[_LENGTH] = largest, at
 
 
 @compiled
-def _place(buffers: Ints, number: Int, at: Int, size: Int) -> Int:
-    """Note the place and the size of a buffer; return the place of the next."""
-    buffers[number, 0] = at
-    buffers[number, 1] = size
+def _place(metadata: Ints, word: Int, begin: Int, at: Int, size: Int) -> Int:
+    """Note the place of a buffer behind the metadata, and its size; return the place of the next."""
+    metadata[word] = at - begin
+    metadata[word + 1] = size
     return (at + size + 7) & ~7
 
 
@@ -239,11 +232,11 @@ def _write_numbers(
 
 @compiled
 def _write_texts(
-    memory: Ints, values: Ints, valid: Ints, line: Ints, rows: Int, message: Ints, ends: Ints
+    values: Ints, valid: Ints, line: Ints, rows: Int, data: Ints, message: Ints, ends: Ints
 ) -> Int:
     """Write the texts of a column, and where each ends; return 0 if all are ASCII."""
-    base, out_base = memory[_DATA], memory[_MESSAGE]
-    limit = base + memory[_DATA_SIZE]
+    base, out_base = np.int64(data.ctypes.data), np.int64(message.ctypes.data)
+    limit = base + len(data)
     slot, begin, at = np.uint64(line[SLOT]), line[PIECES], line[VALUES] >> 2
     to, high = begin, np.uint64(0)
     ends[np.uint64(at)] = 0
@@ -258,8 +251,10 @@ def _write_texts(
 
 
 def _write(
-    memory: Ints, values: Ints, valid: Ints, lines: Ints, rows: int, message: Ints, halves: Ints
-) -> None:
+    values: Ints, valid: Ints, lines: Ints, rows: int, data: Ints, message: Ints, halves: Ints,
+    totals: Ints,
+) -> None:  # fmt: skip
+    """Write the body of a message."""
     high = np.uint64(0)
     for column in range(len(lines)):
         line = lines[column]
@@ -267,9 +262,10 @@ def _write(
         if line[NULLS] > 0:
             _write_nulls(valid, slot, line[PLAIN], rows, message, line[BITMAP])
         if width == TEXT:
-            high |= _write_texts(memory, values, valid, line, rows, message, halves)
+            high |= _write_texts(values, valid, line, rows, data, message, halves)
         elif width == BITS:
             _write_booleans(values, slot, rows, message, at)
         else:
-            _write_numbers(values, slot, width, rows, message, at, memory[_MESSAGE] + at)
-    memory[_HIGH] = np.int64(high != np.uint64(0))
+            to = np.int64(message.ctypes.data) + at
+            _write_numbers(values, slot, width, rows, message, at, to)
+    totals[_HIGH] = np.int64(high != np.uint64(0))

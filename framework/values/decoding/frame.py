@@ -18,16 +18,13 @@ if TYPE_CHECKING:
 LEVEL, CHILD = 0, 1
 """Columns of the table of slot columns: the level of their rows, and that of their items (-1: no list)."""
 
-ADDRESS, POOL = 0, 1
-"""In `ValueBatch.memory`: the address of the data, and where in it the bytes of no value begin."""
-
 
 class ValueBatch(NamedTuple):
     """The values of a batch.
 
     Attributes:
         data: the bytes of all values, then those of the pool.
-        memory: ADDRESS and POOL.
+        pool: where in the data the bytes of no value begin.
         offsets: where each value begins in the data, and where the last one ends.
         entries: what the decoder needs for each value; below 0: the row is null.
         statuses: written: why a row failed; 0: it did not.
@@ -35,7 +32,7 @@ class ValueBatch(NamedTuple):
     """
 
     data: Any
-    memory: Any
+    pool: Any
     offsets: Any
     entries: Any
     statuses: Any
@@ -64,7 +61,7 @@ class SlotArrays(NamedTuple):
     saved: Any
 
 
-BATCH = ValueBatch(BYTES, INT64S, INT64S, INT64S, BYTES, INT64_TABLE)
+BATCH = ValueBatch(BYTES, NUMBER, INT64S, INT64S, BYTES, INT64_TABLE)
 SLOTS = SlotArrays(INT64_TABLE, INT64S, INT64S, INT64S, BYTES, INT64S, INT64S)
 
 

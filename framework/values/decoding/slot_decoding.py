@@ -53,9 +53,8 @@ def batch_of(
 ) -> ValueBatch:
     """Return a batch with nothing decoded yet."""
     rows = len(entries)
-    memory = np.array([data.ctypes.data, pool], np.int64)
     return ValueBatch(
-        data, memory, offsets, entries, np.zeros(rows, np.uint8), np.empty((rows, 2), np.int64)
+        data, pool, offsets, entries, np.zeros(rows, np.uint8), np.empty((rows, 2), np.int64)
     )
 
 

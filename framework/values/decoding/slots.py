@@ -39,7 +39,6 @@ _pa: Any = pa
 _FIRST_CAPACITY: Final = 1024
 _MOST: Final = 16  # times as much room at once
 _FEW: Final = 1024  # rows, of which simple columns are made together
-_MANY: Final = 8  # columns; fewer are made one by one
 _SIMPLE: Final = frozenset({"integer", "float", "double", "boolean", "text", "bytes"})
 _WORD: Final = 64  # bits of a slot
 
@@ -113,7 +112,7 @@ class SlotLayout:
         if self._tables is None or len(self._tables.order) < len(self._columns):
             levels = np.array(self._columns, np.int64).reshape(-1, 2)
             order = np.argsort(levels[:, LEVEL], kind="stable")
-            self._tables = SlotTables(levels, order)
+            self._tables = SlotTables(levels, order, levels[order, LEVEL])
         return self._tables
 
     def flat(self, columns: Sequence[SlotColumn]) -> FlatColumns:
@@ -129,10 +128,12 @@ class SlotTables(NamedTuple):
     Attributes:
         levels: the level of each, and that of its items (-1: it is not a list).
         order: their order in memory: those of level 0 are the first.
+        levels_in_order: the level of each in that order.
     """
 
     levels: NDArray[np.int64]
     order: NDArray[np.int64]
+    levels_in_order: NDArray[np.int64]
 
 
 class Slots:
@@ -143,7 +144,7 @@ class Slots:
     """
 
     def __init__(self, layout: SlotLayout, rows: int) -> None:
-        self.table, self._order = layout.tables
+        self.table, self._order, self._levels = layout.tables
         self._layout = layout
         self.cursors = np.zeros(layout.levels, np.int64)
         self._saved = np.zeros(layout.levels, np.int64)
@@ -152,11 +153,13 @@ class Slots:
         self._allocate()
 
     def _allocate(self) -> None:
-        sizes = self.capacities[self.table[self._order, LEVEL]]
-        self.bases = np.empty(len(sizes), np.int64)
-        self.bases[self._order] = np.cumsum(sizes) - sizes
-        self.values = np.empty(int(sizes.sum()), np.int64)
-        self.valid = np.empty(int(sizes.sum()), np.uint8)
+        sizes = self.capacities[self._levels]
+        ends = sizes.cumsum()
+        self.bases = np.empty_like(sizes)
+        self.bases[self._order] = ends - sizes
+        size = int(ends[-1]) if len(ends) else 0
+        self.values = np.empty(size, np.int64)
+        self.valid = np.empty(size, np.uint8)
 
     @property
     def arrays(self) -> SlotArrays:
@@ -198,9 +201,9 @@ class Slots:
         """
         made: dict[int, Array] = {}
         together = self._layout.flat(columns)
-        if self.cursors[0] <= _FEW and len(together.columns) >= _MANY:
+        if self.cursors[0] <= _FEW and together.columns:
             simple = self.simple()
-            is_all = len(together.columns) == len(columns) and simple[together.slots].all()
+            is_all = np.count_nonzero(simple[together.slots]) == len(columns)
             batch = together.batch(self, simple, data, schema if is_all else None)
             if batch is not None and is_all:
                 return batch

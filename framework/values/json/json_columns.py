@@ -251,6 +251,7 @@ class WalkTables:
         values: how the value in each slot column is read.
         defaults: the field in each slot column.
         odd: for each slot column `1 << kind` of what its slots do not hold, see `JsonScratch.others`.
+        maps: how many maps are inside of each other.
         program: the tables.
     """
 
@@ -267,6 +268,8 @@ class WalkTables:
         root.code, root.fields, root.closed = nodes.OBJECT, fields, closed
         self._lines.append([0] * nodes.NODE_WIDTH)
         self._fill(0, root, 0, 0)
+        of_maps = [line for line in self._lines if line[nodes.CODE] == nodes.PAIRS]
+        self.maps = max((line[nodes.MASK] + 1 for line in of_maps), default=0)
         self.columns = [field.value.column for field in fields]
         self.odd = np.full(len(self.layout.tables.levels), _NOT_SIMPLE, np.uint8)
         for column, field in self.defaults.items():
@@ -366,7 +369,7 @@ def walk(plan: WalkTables, schema: pa.Schema, values: Any) -> WalkedColumns:
     )
     run(code, batch, slots)
     slots.left = batch.statuses.view(np.bool_)
-    if slots.left.any() or raw.nulls is not None:
+    if raw.nulls is not None or np.count_nonzero(slots.left):
         slots.scratch.others[:] |= 1 << nodes.NULL
 
     def bad(column: SlotColumn, items: NDArray[np.int64], reason: str) -> None:
@@ -382,7 +385,7 @@ class _Cells(Slots):
         super().__init__(plan.layout, rows)
         self.valid.fill(nodes.MISSING)
         self.left = np.zeros(rows, np.bool_)
-        self.scratch = kernel.scratch(plan.program, len(self.table))
+        self.scratch = kernel.scratch(len(plan.program.nodes), len(self.table), plan.maps)
         self._plan = plan
         self._data = data
 

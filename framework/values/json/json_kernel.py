@@ -17,7 +17,7 @@ import numpy as np
 
 from ...formats.machine_code import BYTES, INT64_TABLE, INT64S, Int, Ints, compiled, inlined
 from ...formats.memory import load8, load64
-from ..decoding.frame import ADDRESS, SlotArrays, ValueBatch, frame, load_frame, write_null
+from ..decoding.frame import SlotArrays, ValueBatch, frame, load_frame, write_null
 from .json_numbers import as_float
 from .json_scalars import (
     AT,
@@ -206,13 +206,11 @@ class JsonScratch(NamedTuple):
     others: Any
 
 
-def scratch(program: JsonProgram, columns: int) -> JsonScratch:
-    """Return the memory for one batch."""
-    count = len(program.nodes)
-    maps = program.nodes[program.nodes[:, CODE] == PAIRS, MASK].max(initial=-1) + 1
+def scratch(nodes: int, columns: int, maps: int) -> JsonScratch:
+    """Return the memory for one batch; `maps`: how many are inside of each other."""
     return JsonScratch(
-        np.zeros((2 * count + _NEW, FOLLOWER_WIDTH), np.int64),
-        np.array([2 * count], np.int64),
+        np.zeros((2 * nodes + _NEW, FOLLOWER_WIDTH), np.int64),
+        np.array([2 * nodes], np.int64),
         np.empty((DEPTH + 1, 3), np.int64),
         np.zeros((maps * _KEY_SLOTS, 3), np.int64),
         np.zeros(maps + 1, np.int64),
@@ -239,7 +237,7 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
 
     The slots of the row are MISSING before.
     """
-    base, names = batch.memory[ADDRESS], program.names_at[0]
+    base, names = np.int64(batch.data.ctypes.data), program.names_at[0]
     limit = base + len(batch.data)
     nodes, table = program.nodes, program.table
     bases, capacities = slot_arrays.bases, slot_arrays.capacities

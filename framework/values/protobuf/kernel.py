@@ -16,7 +16,6 @@ from ...formats.machine_code import INT64_TABLE, INT64S, Int, Ints, compiled, in
 from ..decoding.frame import (
     CHILD,
     LEVEL,
-    POOL,
     SlotArrays,
     ValueBatch,
     frame,
@@ -264,7 +263,7 @@ def _read(  # noqa: C901  one loop: a call for each field would cost more than t
     row: int,
 ) -> Int:
     """Decode one value, whose entry is the size of its prefix; return the level that is full, or -1."""
-    data, pool = batch.data, batch.memory[POOL]
+    data, pool = batch.data, batch.pool
     messages, fields, enums, clears = (
         program.messages,
         program.fields,

@@ -11,8 +11,10 @@ from kmr.formats import machine_code
 from kmr.formats.machine_code import BYTES, INT64_TABLE, INT64S, NUMBER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
+
+    from kmr.formats.machine_code import Kernel
 
 SIGNATURE = {"add": (INT64_TABLE, NUMBER, INT64S)}
 SOURCE = """
@@ -24,8 +26,8 @@ def add(table, number, sums):
 
 
 @pytest.fixture
-def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Load the function anew and call it."""
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Kernel]:
+    """Load the function anew."""
     package = tmp_path / f"package_of_{tmp_path.name}"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -33,10 +35,16 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[in
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
 
+    return lambda: machine_code.load(f"{package.name}.sums", SIGNATURE)["add"]
+
+
+@pytest.fixture
+def add(load: Callable[[], Kernel]) -> Callable[[], list[int]]:
+    """Load the function anew and call it."""
+
     def call() -> list[int]:
         sums = np.zeros(2, np.int64)
-        loaded = machine_code.load(f"{package.name}.sums", SIGNATURE)
-        loaded["add"](np.arange(6).reshape(2, 3), 10, sums)
+        load()(np.arange(6).reshape(2, 3), 10, sums)
         result: list[int] = sums.tolist()
         return result
 
@@ -81,16 +89,25 @@ def test_without_a_writable_cache_the_code_is_compiled_in_memory(
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "table",
     [
-        (np.zeros((2, 2), np.int32), 1, np.zeros(2, np.int64)),
-        (np.zeros(2, np.int64), 1, np.zeros(2, np.int64)),
-        (np.zeros((2, 3), np.int64).T, 1, np.zeros(2, np.int64)),
+        np.zeros((2, 2), np.int32),
+        np.zeros((2, 2), np.float64),
+        np.zeros((2, 2), ">i8"),
+        np.zeros(2, np.int64),
+        np.zeros((2, 3), np.int64).T,
+        np.zeros((4, 3), np.int64)[::2],
     ],
 )
-def test_an_array_of_another_kind_is_refused(arguments: Sequence[Any]) -> None:
-    with pytest.raises(TypeError, match="argument 0: not a int64 array"):
-        machine_code.Kernel("add", SIGNATURE["add"], 0)(*arguments)
+def test_an_array_of_another_kind_is_refused(load: Callable[[], Kernel], table: Any) -> None:
+    with pytest.raises(TypeError, match="argument 0: not a int64 array in C's order"):
+        load()(table, 1, np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("sums", [None, [0, 0], b"bytes", np.zeros(2, np.int64).view(np.recarray)])
+def test_what_is_no_array_is_refused(load: Callable[[], Kernel], sums: Any) -> None:
+    with pytest.raises(TypeError, match="argument 2: not an array"):
+        load()(np.zeros((2, 3), np.int64), 1, sums)
 
 
 def test_code_that_needs_more_than_the_c_library_is_not_kept(

@@ -38,7 +38,7 @@ def prepared(capacity: int) -> tuple[ValueBatch, SlotArrays]:
     count = len(VALUES)
     batch = ValueBatch(
         data=np.frombuffer(b"".join(VALUES), np.uint8),
-        memory=np.zeros(2, np.int64),
+        pool=0,
         offsets=np.cumsum([0, *map(len, VALUES)], dtype=np.int64),
         entries=np.array([0, -1, 0, 0], np.int64),
         statuses=np.zeros(count, np.uint8),

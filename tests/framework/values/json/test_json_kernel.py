@@ -29,7 +29,7 @@ def parse(*texts: bytes) -> tuple[list[list[int]], list[int]]:
     batch = batch_of(data, len(data), offsets, np.zeros(len(texts), np.int64))
     slots = Slots(plan.layout, len(texts))
     slots.valid.fill(MISSING)
-    scratch = kernel.scratch(plan.program, 2)
+    scratch = kernel.scratch(len(plan.program.nodes), 2, plan.maps)
     run(
         CompiledDecoder(kernel.kernel(), plan.program, scratch, data[:0], lambda *_: ""),
         batch,

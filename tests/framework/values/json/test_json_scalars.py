@@ -41,7 +41,7 @@ def walk(cls: type, texts: list[bytes]) -> list[int]:
     batch = batch_of(data, len(data), offsets, np.zeros(len(texts), np.int64))
     slots = Slots(plan.layout, len(texts))
     slots.valid.fill(MISSING)
-    scratch = json_kernel.scratch(plan.program, len(slots.bases))
+    scratch = json_kernel.scratch(len(plan.program.nodes), len(slots.bases), plan.maps)
     code = CompiledDecoder(json_kernel.kernel(), plan.program, scratch, data[:0], lambda *_: "")
     run(code, batch, slots)
     return np.flatnonzero(batch.statuses).tolist()
