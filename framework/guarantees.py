@@ -117,6 +117,17 @@ class AfterErrors(Guarantee):
         """Settle what is written."""
         self.ledgers.settle(outcome.ranges)
 
+    def _await_letters(self, buffer: Buffer, written: FlushOutcome) -> FlushOutcome:
+        """Let the stage send the letters of refused rows, and call `deliver` again."""
+        self._written = written
+        self._mark_awaited(buffer, on=True)
+        return written._replace(again=True)
+
+    def _mark_awaited(self, buffer: Buffer, *, on: bool) -> None:
+        for r in buffer.ranges():
+            if (ledger := self.ledgers.get(r.topic_partition)) is not None:
+                ledger.awaits_letters = on
+
     async def _settle_after_letters(
         self, buffer: Buffer, written: FlushOutcome
     ) -> FlushOutcome | None:
@@ -133,6 +144,7 @@ class AfterErrors(Guarantee):
             if not has_rows:
                 return None
             outcome = written._replace(failed=[])
+            self._mark_awaited(buffer, on=False)
             self._settle(buffer, outcome)
             return outcome
 
@@ -390,8 +402,7 @@ class WindowsAtLeastOnce(AfterErrors):
                     return None
                 outcome = await write()
                 if outcome.failed:
-                    self._written = outcome
-                    return outcome._replace(again=True)
+                    return self._await_letters(buffer, outcome)
                 self._settle(buffer, outcome)
         _tell(buffer)
         return outcome
@@ -418,8 +429,7 @@ class WindowsExactlyOnce(ExactlyOnce):
             else:
                 outcome = await self._mark(buffer)
             if outcome is not None and outcome.failed:
-                self._written = outcome
-                return outcome._replace(again=True)
+                return self._await_letters(buffer, outcome)
         _tell(buffer)
         return outcome
 

@@ -215,6 +215,8 @@ class ReduceStage:
     async def _send_on(self, buffer: Buffer, outcome: FlushOutcome) -> None:
         for records in outcome.failed:
             self._ledgers.charge(records.ranges, records.nbytes, failed=True)
+        if letters := sum(records.nbytes for records in outcome.failed if not records.ranges):
+            self._ledgers.hold(buffer, buffer.bytes + letters)
         if self._ports.out is not None and outcome.forward is not None:
             if outcome.ranges:  # the rows replace the collected ones
                 grown = max(0, outcome.forward.nbytes - buffer.bytes)

@@ -66,6 +66,7 @@ class Ledger:
         until: the offset where reading ends; None: nowhere.
         held_to: last offset of the records that open windows hold; None if the strategy has no windows.
         in_windows: the offsets that open windows hold when the reading has ended; None before.
+        awaits_letters: rows of windows are written, and settled when `reduce_err` has the letters of others.
         letters: bytes of failed records on their way to `reduce_err`, by offset, of a strategy with windows.
     """
 
@@ -79,6 +80,7 @@ class Ledger:
         self.until: int | None = None
         self.held_to: int | None = None
         self.in_windows: Sequence[Range] | None = None
+        self.awaits_letters = False
         self.letters: dict[int, int] = {}
         # Settled ranges above the watermark; they neither touch nor overlap.
         self._starts: list[int] = []
@@ -98,6 +100,8 @@ class Ledger:
         above the first record of an open window: what is committed with it says what is done. Nor do offsets
         between batches, which have no records: those below them may wait for their map, which no flush ends.
         """
+        if self.awaits_letters:
+            return True
         if self.held_to is not None or (self.watermark or 0) <= self.replayed_to:
             return False
         return any(map(self._has_records, self._starts, self._ends))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ..delivery.failures import RowLetters
 from ..reducers.reducer import ERROR_STAGE
 from .sink_checks import SinkChecks, offsets_of
 from .windows import WindowChecks
@@ -45,6 +46,7 @@ class Expectation:
         remembers: whether a duplicate of a record is dropped, or a window needs it, unless retention has
             removed the record.
         windows: those of each partition; None if the strategy has none.
+        refuses_rows: the sink refuses some rows of windows.
     """
 
     delivery: Delivery
@@ -56,13 +58,15 @@ class Expectation:
     batch_bytes: int
     remembers: bool = False
     windows: Mapping[TopicPartition, WindowsOfLog] | None = None
+    refuses_rows: bool = False
     refusable: set[tuple[TopicPartition, int]] = field(default_factory=set)
 
 
 def _held(pipeline: Pipeline, *, errors: bool) -> int:
     """Return the bytes of the rows that stages have collected, without those of lost partitions.
 
-    Rows that were cut share the bytes of bitmaps, which each part counts: one a column is left out.
+    Rows that were cut share the bytes of bitmaps, which each part counts: one a column is left out. Letters
+    without offsets are left out too: the lane that waits for them counts them, but where it was lost.
 
     Args:
         errors: count those of the error stage, too: with at most once, they are settled before.
@@ -72,7 +76,7 @@ def _held(pipeline: Pipeline, *, errors: bool) -> int:
         for stage in pipeline.reduce_stages
         if errors or stage.name != ERROR_STAGE
         for rows in stage.held()
-        if pipeline.ledgers.is_current(rows.ranges)
+        if rows.ranges and pipeline.ledgers.is_current(rows.ranges)
     )
 
 
@@ -102,16 +106,20 @@ class Checks:
     ) -> SinkChecks:
         expected = self.expected
         if expected.windows is not None:
-            return WindowChecks(self._world, expected.windows, rows, once=once)
+            refuses = expected.refuses_rows
+            return WindowChecks(self._world, expected.windows, rows, once=once, refuses=refuses)
         return SinkChecks(self._world, name, rows, per_row=name in expected.per_row, once=once)
 
     def rests(self, partition: TopicPartition, end: int, committed: int) -> bool:
         """Return whether all is done below `end` when this offset is committed."""
         return all(sink.rests(partition, end, committed) for sink in self.sinks.values())
 
-    def diverts(self, parts: Sequence[Rows]) -> None:
+    def diverts(self, member: SimulatedMember, parts: Sequence[Rows]) -> None:
         """Count rows that the error sink has taken."""
         for rows in parts:
+            if isinstance(rows, RowLetters) and isinstance(of := self.sinks[""], WindowChecks):
+                of.takes_letters(member, rows)
+                continue
             for partition, offset in offsets_of(rows, per_row=True):
                 self.diverted[partition][offset] += 1
 

@@ -132,7 +132,8 @@ class Simulator:
                 made = np.flatnonzero(expected.rows[""][at]).tolist()
                 late = (o for o in made if window.idle is not None or not found.of_record[o])
                 expected.refusable.update((at, offset) for offset in late)
-        self.expected = replace(expected, windows=windows, remembers=True)
+        refuses = self.strategy.reduce_err is not None
+        self.expected = replace(expected, windows=windows, remembers=True, refuses_rows=refuses)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -102,6 +102,10 @@ class SinkChecks:
                             f"{self._written[partition][offset]}, the last by {member.name}",
                         )
 
+    def refused(self, rows: Rows) -> dict[int, str]:
+        """Return the rows that the sink refuses each time, by number, with the reasons: none."""
+        return {}
+
     def begins_again(self, partition: TopicPartition, first: int, *, is_again: bool) -> None:
         """Note that the records from an offset on are written again.
 

@@ -22,7 +22,7 @@ from ..memory.window import Window
 from ..record import OFFSET_COLUMNS
 from ..reducers.collect import Collecting
 from ..reducers.reducer import Reducer, limits_of
-from ..reducers.sink import NEW, Sink, Write
+from ..reducers.sink import NEW, RowsRefused, Sink, Write, refusals_among
 from ..reducers.wrapping import Wrapping
 from ..sinks.clickhouse.ddl import column_type
 from ..sinks.clickhouse.writer import ClickHouseWriter
@@ -282,8 +282,9 @@ class _ModelRanges(RangeWriter):
             "", "sink", "has it the range?", lambda: rows.token in models.ranges, OSError
         )
 
-    async def write(self, rows: RangeRows) -> None:
-        await self.write_together([rows])
+    async def write(self, rows: RangeRows) -> Mapping[int, str]:
+        (refused,) = await self.write_together([rows])
+        return refused
 
     async def write_together(self, ranges: Sequence[RangeRows]) -> Sequence[Mapping[int, str]]:
         models, member = self.models, current_member()
@@ -303,10 +304,20 @@ class _ModelRanges(RangeWriter):
         shown = ", ".join(str(r) for rows in ranges for r in rows.ranges)
         with anyio.fail_after(_TIMEOUT):
             await models.world.request("sink", "sink", f"writes {shown}", effect, OSError)
-        return [{} for _ in ranges]
+        return [_refused(models, rows.parts) for rows in ranges]
 
     async def refused(self, rows: RangeRows) -> Mapping[int, str]:
-        return {}
+        return _refused(self.models, rows.parts)
+
+
+def _refused(models: BranchModels, parts: Sequence[Rows]) -> dict[int, str]:
+    """Return the rows that the sink refuses, by their number among all parts, with the reasons."""
+    found: dict[int, str] = {}
+    begin = 0
+    for rows in parts:
+        found |= {begin + row: reason for row, reason in models.sink.refused(rows).items()}
+        begin += len(rows)
+    return found
 
 
 class ModelWriter(Collecting, Sink):
@@ -326,7 +337,7 @@ class ModelWriter(Collecting, Sink):
 
         def effect() -> None:
             if self._target == "errors":
-                models.checks.diverts(rows)
+                models.checks.diverts(member, rows)
             else:
                 models.sink.wrote(member, rows)
             models.checks.memory(member)
@@ -336,3 +347,5 @@ class ModelWriter(Collecting, Sink):
         shown = ", ".join(str(r) for each in rows for r in each.ranges)
         with anyio.fail_after(_TIMEOUT):
             await models.world.request(self._target, name, f"writes {shown}", effect, OSError)
+        if self._target == "sink" and (refused := _refused(models, rows)):
+            raise RowsRefused(refusals_among(rows, refused))

@@ -512,6 +512,24 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "to, self._replayed = self._state.level, None",
         of=_WINDOWS,
     ),
+    "windows settle before the letters of their rows": Mutation(
+        "guarantees.py",
+        "            return accepted or not self.ledgers.is_current(ranges)",
+        "            return accepted or True",
+        of=_WINDOWS,
+    ),
+    "a letter of a row is named after what was read, not after what was announced": Mutation(
+        "reducers/flushing.py",
+        "r._replace(first=announced.first, last=announced.last)",
+        "r._replace(first=r.last, last=r.last)",
+        of=_WINDOWS,
+    ),
+    "a repeated range has no letters of its refused rows": Mutation(
+        "sinks/ranges.py",
+        "            return rows.refusals(await _call(self.refused, rows))",
+        "            return []",
+        of=_LATE,
+    ),
     "failed records settle with the windows": Mutation(
         "window_stage.py",
         "merge_ranges([*self._held, *subtract_ranges(rows.ranges, failed)])",

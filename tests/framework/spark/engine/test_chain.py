@@ -90,6 +90,21 @@ async def test_refused_records_come_out_as_their_original_records(clock: Virtual
     ]
 
 
+async def test_refused_rows_of_many_records_come_out_as_letters_of_the_rows(
+    clock: VirtualClock,
+) -> None:
+    journal, whole = Journal(), (Range("t", 0, 0, 8),)
+    rows = Rows(pa.table({"n": [1, 2, 3]}), whole, refused={0: "no result"})
+    journal.outcomes.append(RowsRefused([Refusal(rows.slice(2, 3), "too large")]))
+    outcome = await Chain({"reduce-1": MemoryWriter(journal)}).deliver([rows], "trigger")
+    assert [row["n"] for row in journal.rows()] == [2, 3], "what came as refused is not written"
+    failed = [row for each in outcome.failed for row in each.table.to_pylist()]
+    assert [(row["value"], row["reason"]) for row in failed] == [
+        (b'{"n":1}', "no result"),
+        (b'{"n":3}', "too large"),
+    ]
+
+
 async def test_a_retry_is_counted_and_has_the_same_rows(clock: VirtualClock) -> None:
     journal = Journal()
     journal.outcomes.extend([Retry("busy", after=0.0), Retry("busy", after=0.0)])
