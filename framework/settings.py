@@ -71,7 +71,7 @@ TopicPattern = Annotated[
 ClientId = Annotated[Text, about("Our name in the brokers' logs and quotas.")]
 
 MIB = 1024 * 1024
-_LARGEST_BUDGET: Final = 256 * MIB
+_LARGEST_BUDGET: Final = 192 * MIB
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -329,7 +329,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         about(
             "Most bytes of records and rows in flight, not yet settled; then intake pauses. Each of several "
             "workers has as much. Default: a sixteenth of the memory that the process may use, divided by "
-            "the workers, at most 256MiB."
+            "the workers, at most 192MiB."
         ),
     ] = None
     queue_batches: Annotated[Count, about("Most batches in the inbox of a stage.")] = 4

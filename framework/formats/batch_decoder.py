@@ -50,7 +50,7 @@ class FetchedPart(NamedTuple):
 
     topic: str
     partition: int
-    data: bytes
+    data: bytes | memoryview
     first: int
     aborted: Sequence[tuple[int, int]] = ()
 
@@ -62,7 +62,7 @@ class _FetchedRecords:
     topic: str
     partition: int
     first: int
-    data: bytes
+    data: bytes | memoryview
     view: NDArray[np.uint8]
     headers: NDArray[np.int64]
     flags: int
@@ -105,7 +105,7 @@ class BatchDecoder:
         self,
         topic: str,
         partition: int,
-        data: bytes,
+        data: bytes | memoryview,
         first: int,
         aborted: Sequence[tuple[int, int]] = (),
     ) -> Batch | None:
@@ -299,7 +299,7 @@ class BatchDecoder:
             start = int(current.headers[0, kernels.POSITION])
             end = int(current.headers[-1, kernels.END])
             try:
-                rows = _read_legacy(part.data[start:end], check_crcs=self._check_crcs)
+                rows = _read_legacy(bytes(part.data[start:end]), check_crcs=self._check_crcs)
             except ValueError as error:
                 raise current.corrupt(0, str(error)) from error
             wanted = [row for row in rows if row.offset >= part.first]

@@ -79,8 +79,8 @@ def binary_column(
         len(starts),
         [
             _pa.py_buffer(kernels.bitmap(starts)) if nulls else None,
-            _pa.py_buffer(offsets),
-            _pa.py_buffer(kernels.gather(data, starts, offsets)),
+            _pa.py_buffer(offsets.copy()),  # a view would keep the whole table of which it is a row
+            kernels.gather(data, starts, offsets),
         ],
         nulls,
     )

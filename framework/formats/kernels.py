@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from .blocks import BLOCKS
 from .machine_code import (
     BYTES,
     INT32_TABLE,
@@ -31,6 +32,7 @@ from .machine_code import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from .machine_code import Kernel
@@ -178,11 +180,11 @@ def parse_headers(
 
 def gather(
     data: NDArray[np.uint8], starts: NDArray[np.int32], offsets: NDArray[np.int32]
-) -> NDArray[np.uint8]:
+) -> pa.Buffer:
     """Concatenate the pieces of `data` that begin at `starts`; `offsets` are their Arrow offsets."""
-    out = np.empty(offsets[len(starts)], np.uint8)
-    _kernels()["_gather"](data, starts, offsets, out)
-    return out
+    block = BLOCKS.allocate(int(offsets[len(starts)]))
+    _kernels()["_gather"](data, starts, offsets, block.data)
+    return block.buffer
 
 
 def bitmap(entries: NDArray[np.int32]) -> NDArray[np.uint8]:

@@ -86,7 +86,7 @@ class FetchedPartition(NamedTuple):
     partition: int
     error: int
     high_watermark: int
-    data: bytes
+    data: bytes | memoryview
     last_stable: int | None
     log_start: int | None
     aborted: list[tuple[int, int]]

@@ -10,11 +10,15 @@ from __future__ import annotations
 import asyncio
 import time
 from struct import Struct
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import structlog
 from aiokafka.conn import CloseReason
+
+from ..formats.blocks import BLOCKS, SMALLEST
+
+if TYPE_CHECKING:
+    from ..formats.blocks import Block
 
 _log = structlog.get_logger(__name__)
 
@@ -35,12 +39,12 @@ class ResponseReceiver(asyncio.BufferedProtocol):
         self._connection = connection
         self._replaced = connection._protocol
         self._small = memoryview(bytearray(_SIZE.size + _SMALL))
-        self._large: memoryview | None = None
+        self._large: Block | None = None
         self._filled = 0
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes belong."""
-        return (self._small if self._large is None else self._large)[self._filled :]
+        return (self._small if self._large is None else self._large.data.data)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle the responses that are whole; an error closes the connection, as with aiokafka's reader."""
@@ -48,9 +52,9 @@ class ResponseReceiver(asyncio.BufferedProtocol):
         try:
             if self._large is None:
                 self._cut()
-            elif self._filled == len(self._large):
+            elif self._filled == len(self._large.data):
                 response, self._large, self._filled = self._large, None, 0
-                self._handle(response)
+                self._handle(response.data.data)
         except Exception as error:  # noqa: BLE001  a response may be damaged in any way
             _log.warning("a response of the broker cannot be read", reason=repr(error))
             self._connection.close(reason=CloseReason.CONNECTION_BROKEN, exc=error)
@@ -78,9 +82,9 @@ class ResponseReceiver(asyncio.BufferedProtocol):
             if size < 0:
                 raise ValueError(f"a response of {size} bytes")
             if size > _SMALL:
-                self._large = np.empty(size, np.uint8).data
+                self._large = BLOCKS.allocate(size)
                 self._filled = end - start
-                self._large[: self._filled] = self._small[start:end]
+                self._large.data.data[: self._filled] = self._small[start:end]
                 return
             if end - start < size:
                 break
@@ -115,10 +119,15 @@ class _ResponseBytes:
         self._data = data
         self._at = 0
 
-    def read(self, size: int) -> bytes:
-        """Copy the next bytes."""
+    def read(self, size: int) -> bytes | memoryview:
+        """Copy the next bytes, to a block if they are many."""
         begin, self._at = self._at, self._at + size
-        return bytes(self._data[begin : self._at])
+        copied = self._data[begin : self._at]
+        if len(copied) < SMALLEST:
+            return bytes(copied)
+        block = BLOCKS.allocate(len(copied))
+        block.data[:] = copied
+        return memoryview(block.buffer).cast("B")
 
 
 def receive_in_place(client: Any) -> None:

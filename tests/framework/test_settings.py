@@ -81,7 +81,7 @@ def test_the_budget_is_a_sixteenth_of_the_memory_unless_it_is_set(
         return Settings(topics=("t",), group="g", **given).budget
 
     assert budget(512 * MIB) == 32 * MIB
-    assert budget(64 * 1024 * MIB) == 256 * MIB
+    assert budget(64 * 1024 * MIB) == 192 * MIB
     assert budget(4 * MIB) == MIB, "a fetch must fit"
     assert budget(512 * MIB, inflight_bytes=5 * MIB) == 5 * MIB
 
@@ -100,7 +100,7 @@ def test_a_partition_takes_a_64th_of_the_budget_unless_it_is_set() -> None:
             topics=("t",), group="g", inflight_bytes=budget, fetch=fetch
         ).partition_bytes
 
-    assert [partition(size * MIB) for size in (256, 128, 4)] == [3 * MIB, 2 * MIB, MIB]
+    assert [partition(size * MIB) for size in (192, 128, 4)] == [3 * MIB, 2 * MIB, MIB]
     assert partition(256 * MIB, max_bytes=1000) == 1000
     assert partition(256 * MIB, max_partition_bytes=5 * MIB) == 5 * MIB
 

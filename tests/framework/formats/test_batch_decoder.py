@@ -53,10 +53,11 @@ def test_an_abort_marker_ends_the_aborted_records(decoder: BatchDecoder) -> None
         BatchSpec(base=7, last=7, rows=[], producer=2, transactional=True, marker=1),
     ]
     raw = b"".join(spec.encode() for spec in log)
-    batch = decoder.batch("topic", 3, raw, 0, [(1, 0)])
-    assert batch is not None
-    assert check(batch)["offset"].to_pylist() == [2, 4, 5]
-    assert (batch.first, batch.last) == (0, 7)
+    for response in (raw, memoryview(raw)):
+        batch = decoder.batch("topic", 3, response, 0, [(1, 0)])
+        assert batch is not None
+        assert check(batch)["offset"].to_pylist() == [2, 4, 5]
+        assert (batch.first, batch.last) == (0, 7)
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
@@ -99,14 +100,16 @@ def test_the_old_message_formats_are_read_too(
     old = bytes(builder.build())
     if codec:  # a broker gives the wrapper the offset of its last message
         old = struct.pack(">q", 4) + old[8:]
-    batch = decoder.batch("topic", 3, old + new.encode(), 2)
-    assert batch is not None
-    assert (batch.first, batch.last) == (2, 6)
     stamp = (-1, -1) if magic == 0 else None
     rows = [
         Row(offset, *(stamp or (1000 + offset, 0)), b"k", b"v%d" % offset) for offset in (2, 3, 4)
     ]
-    assert check(batch) == from_rows("topic", 3, rows + new.rows)
+    data = old + new.encode()
+    for response in (data, memoryview(data)):
+        batch = decoder.batch("topic", 3, response, 2)
+        assert batch is not None
+        assert (batch.first, batch.last) == (2, 6)
+        assert check(batch) == from_rows("topic", 3, rows + new.rows)
 
 
 def test_a_damaged_message_of_an_old_format_is_refused(decoder: BatchDecoder) -> None:
