@@ -72,6 +72,7 @@ _TEXTS: Final = (TOPIC, GROUP, STRATEGY, VERSION, STAGE, REASON, EXCEPTION, ROW)
 _NUMBERS: Final = (PARTITION, OFFSET, TIMESTAMP, SCHEMA_ID, GENERATION, ATTEMPT, REPLAYS)
 _AT_PARTITION, _AT_OFFSET, _WRITTEN = "at partition", "at offset", "written"
 _LONGEST_HISTORY: Final = 5
+_LARGEST_MILLISECONDS: Final = (2**63 - 1) // 1000  # of a timestamp in microseconds
 
 
 class EarlierFailure(msgspec.Struct, frozen=True):
@@ -260,7 +261,7 @@ def letters_among(records: pa.RecordBatch) -> pa.Table:
             _AT_OFFSET: records.column("offset"),
             _WRITTEN: records.column("timestamp").cast(pa.int64()),
         }
-        | {name: columns[name].cast(pa.string()).dictionary_encode() for name in _TEXTS}
+        | {name: _texts(columns[name]).dictionary_encode() for name in _TEXTS}
         | {name: _integers(columns[name]) for name in _NUMBERS}
     )
     return table.filter(pc.field(OFFSET) >= pa.scalar(0))
@@ -270,11 +271,33 @@ def _short(header: str) -> str:
     return header.removeprefix("kmr.")
 
 
+def _texts(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Return bytes as text; what is not UTF-8, in a record of another program, is escaped."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array(
+            [
+                None if each is None else each.decode(errors="backslashreplace")
+                for each in column.to_pylist()
+            ],
+            pa.string(),
+        )
+
+
 def _integers(column: pa.Array[Any]) -> pa.Array[Any]:
     """Parse text; -1 for null and for text that is no number."""
-    texts = column.cast(pa.string())
+    numbers: pa.Array[Any] = pc.fill_null(_numbers(column), -1)
+    return numbers
+
+
+def _numbers(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Parse text; null for text that is no number."""
+    texts = _texts(column)
     digits = pc.match_substring_regex(texts, r"^-?\d{1,18}$")
-    numbers: pa.Array[Any] = pc.fill_null(pc.if_else(digits, texts, "-1"), "-1").cast(pa.int64())
+    numbers: pa.Array[Any] = pc.if_else(digits, texts, pa.scalar(None, pa.string())).cast(
+        pa.int64()
+    )
     return numbers
 
 
@@ -297,16 +320,16 @@ def header_columns(records: pa.RecordBatch, names: Sequence[str]) -> dict[str, p
 def original_records(letters: pa.RecordBatch) -> pa.RecordBatch:
     """Return the records that letters were written for: their place, time, key, value and headers."""
     columns = header_columns(letters, (TOPIC, PARTITION, OFFSET, TIMESTAMP))
-    time = _integers(columns[TIMESTAMP])
-    known = pc.greater_equal(time, pa.scalar(0))
+    time = _numbers(columns[TIMESTAMP])
+    known: Any = pc.less_equal(pc.abs(time), pa.scalar(_LARGEST_MILLISECONDS))
     made = {
         "key": letters.column("key"),
         "value": letters.column("value"),
-        "topic": columns[TOPIC].cast(pa.string()),
+        "topic": _texts(columns[TOPIC]),
         "partition": _integers(columns[PARTITION]),
         "offset": _integers(columns[OFFSET]),
         "timestamp": pc.if_else(
-            known,
+            known.fill_null(fill_value=False),
             pc.multiply(time, 1000).cast(pa.timestamp("us", "UTC")),
             letters.column("timestamp").cast(pa.timestamp("us", "UTC")),
         ),

@@ -185,3 +185,27 @@ def test_a_header_that_is_no_number_is_no_offset() -> None:
     rows = letters.to_pylist()
     rows[0]["headers"].append({"key": "kmr.offset", "value": b"many"})
     assert letters_among(pa.RecordBatch.from_pylist(rows, schema=SCHEMA)).num_rows == 0
+
+
+def test_records_of_other_programs_with_our_headers_hide_no_letter() -> None:
+    letters = written(FAILED, FAILED | {"offset": 42})
+    rows = letters.to_pylist()
+    odd = {"kmr.topic": b"\xff", "kmr.reason": b"\xfe\x00", "kmr.timestamp": b"9" * 18}
+    rows[0]["headers"] = [
+        {"key": each["key"], "value": odd.get(each["key"], each["value"])}
+        for each in rows[0]["headers"]
+    ]
+    letters = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+    assert letters_among(letters).column("kmr.reason").to_pylist() == [
+        "\\xfe\x00",
+        "ValueError: no json",
+    ]
+    original = original_records(letters)
+    assert original.column("topic").to_pylist() == ["\\xff", "flights"]
+    assert original.column("timestamp").to_pylist() == [WRITTEN, FAILED["timestamp"]]
+
+
+def test_the_record_of_a_letter_keeps_a_time_before_1970() -> None:
+    past = datetime(1969, 7, 20, tzinfo=UTC)
+    letters = written(FAILED | {"timestamp": past})
+    assert original_records(letters).column("timestamp").to_pylist() == [past]
