@@ -124,7 +124,13 @@ async def _copy(
     """Copy records until the limit, the ends (None: endless), or a cancellation."""
     committed: dict[TopicPartition, int] = {}
     while True:
-        batches = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_RECORDS_AT_ONCE)
+        try:
+            batches = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_RECORDS_AT_ONCE)
+        except UnicodeDecodeError as error:  # aiokafka reads names of headers as UTF-8
+            raise CommandError(
+                f"a header of the next records has the name {error.object!r}, which is not UTF-8; "
+                "kmr peek TOPIC shows them"
+            ) from None
         reached = await _positions(consumer)
         # A signal must not come between writing records and committing their offsets.
         with anyio.CancelScope(shield=True):

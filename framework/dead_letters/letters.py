@@ -287,8 +287,7 @@ def _texts(column: pa.Array[Any]) -> pa.Array[Any]:
 
 def _integers(column: pa.Array[Any]) -> pa.Array[Any]:
     """Parse text; -1 for null and for text that is no number."""
-    numbers: pa.Array[Any] = pc.fill_null(_numbers(column), -1)
-    return numbers
+    return _numbers(column).fill_null(-1)
 
 
 def _numbers(column: pa.Array[Any]) -> pa.Array[Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
 if TYPE_CHECKING:
@@ -88,6 +88,19 @@ def test_headers_of_a_line_that_cannot_be_read_are_explained(kmr: Kmr) -> None:
     result = kmr("produce", "no-headers", "--header-separator", "|", stdin=b"a|v\n")
     assert result.code == 1
     assert b"stdin: headers of a line must be name=value,name=value, not b'a'" in result.err
+
+
+def test_a_header_whose_name_is_not_utf_8_is_named(
+    kmr: Kmr, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def getmany(*_: object, **__: object) -> None:
+        b"\xff".decode()  # as aiokafka reads the name
+
+    kmr("topic", "create", "names")
+    monkeypatch.setattr(AIOKafkaConsumer, "getmany", getmany)
+    read = kmr("consume", "names", "--from-beginning")
+    assert read.code == 1
+    assert b"the name b'\\xff', which is not UTF-8; kmr peek TOPIC shows them" in read.err
 
 
 def test_headers_and_the_partition_are_those_of_the_flags(kmr: Kmr) -> None:
