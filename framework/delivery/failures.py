@@ -76,7 +76,7 @@ def original_records(
 ) -> list[Rows]:
     """Make rows of the original records of refused rows, by batch.
 
-    The records are those of the rows' `offsets`, or else of all their ranges.
+    The records are those of the rows' `offsets` or `places`, or else of all their ranges.
 
     Args:
         reason: for all rows, or one for each.
@@ -91,8 +91,9 @@ def original_records(
     for batch in rows.sources:
         offsets = batch.offsets()
         ranges = [r for r in rows.ranges if r.topic_partition == batch.topic_partition]
-        if rows.offsets is not None:
-            wanted = np.isin(offsets, rows.offsets)
+        numbers, of_rows = _records_in(rows, batch)
+        if of_rows is not None:
+            wanted = np.isin(offsets, of_rows)
         else:
             wanted = np.zeros(len(offsets), dtype=np.bool_)
             for r in ranges:
@@ -106,7 +107,7 @@ def original_records(
                     failed,
                     stage,
                     ranges[0].generation,
-                    _reasons(rows.offsets, reason, failed),
+                    _reasons(of_rows, _some(reason, numbers), failed),
                     [attempt] * count,
                     [exception] * count,
                     [traceback] * count,
@@ -117,6 +118,27 @@ def original_records(
             f"{stage}: refused rows of {rows.ranges} ({reason}) have no sources; keep them in Refusal.rows"
         )
     return found
+
+
+def _records_in(rows: Rows, batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return the numbers and the offsets of the rows of records in the partition of a batch.
+
+    The offsets are None where the rows do not say of which records of `sources` they are: those of dead
+    letters that several partitions have say where the records were before.
+    """
+    every = np.arange(len(rows))
+    if rows.offsets is not None or rows.places is None:
+        return every, rows.offsets
+    columns = [rows.places.column(name).to_pylist() for name in ("topic", "partition")]
+    at = list(zip(*columns, strict=True))
+    if not {each.topic_partition for each in rows.sources} >= set(at):
+        return every, None
+    here = np.flatnonzero([each == batch.topic_partition for each in at])
+    return here, rows.places.column("offset").to_numpy()[here]
+
+
+def _some(reason: str | Sequence[str], numbers: NDArray[np.int64]) -> str | Sequence[str]:
+    return reason if isinstance(reason, str) else [reason[number] for number in numbers.tolist()]
 
 
 def _reasons(

@@ -112,7 +112,8 @@ class Refusal:
     """Rows that a sink refuses for good, though it accepts the others.
 
     Attributes:
-        rows: the rows; their `offsets`, or else their `ranges`, name the records.
+        rows: the rows; their `offsets` or `places` name the records. Without these, the rows are made of many
+            records, and have letters of their own (`kmr.delivery.row_letters`).
         reason: why, in one line, for the error sink; or one for each row.
         error: the exception behind it, if there was one.
     """

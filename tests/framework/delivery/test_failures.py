@@ -6,12 +6,17 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from kmr.delivery.error_limit import MOSTLY_FAILED, ErrorLimit
+from kmr.delivery.failures import original_records
 from kmr.errors import RecordFailed
+from kmr.record import Range, Rows
+from kmr.reducers.sink import refusals_among
 from kmr.strategy import Strategy
-from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
 
 from ..workers import P0, committed, locate, put, running, written
 
@@ -176,3 +181,24 @@ async def test_the_error_limit_can_drop_and_the_dropped_count_as_settled(
         assert dropped._value.get() == 3
     assert [row["offset"] for row in errors.rows()] == [0, 1]
     assert committed(consumer) == {P0: 5}
+
+
+def test_of_joined_rows_of_several_partitions_only_the_records_of_refused_rows_fail() -> None:
+    batches = tuple(batch_of("t", partition, 10, [b"a", b"b", b"c"]) for partition in (0, 1))
+    ranges = tuple(Range("t", partition, 10, 12) for partition in (0, 1))
+    parts = [
+        Rows(pa.table({"n": [1, 2, 3]}), (whole,), np.arange(10, 13), (batch,))
+        for whole, batch in zip(ranges, batches, strict=True)
+    ]
+    places = pa.concat_tables([each for part in parts if (each := part.coordinates) is not None])
+    joined = Rows(pa.concat_tables([part.table for part in parts]), ranges, None, batches, places)
+
+    def failed(reasons: dict[int, str]) -> list[tuple[int, int, str]]:
+        (refusal,) = refusals_among([joined], reasons)
+        found = original_records(refusal.rows, refusal.reason, "reduce-2", 1)
+        assert all(r.first == r.last for rows in found for r in rows.ranges)
+        rows = [row for each in found for row in each.table.to_pylist()]
+        return [(row["partition"], row["offset"], row["reason"]) for row in rows]
+
+    assert failed({4: "odd"}) == [(1, 11, "odd")]
+    assert failed({0: "odd", 5: "large"}) == [(0, 10, "odd"), (1, 12, "large")]
