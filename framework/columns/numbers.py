@@ -32,7 +32,7 @@ DIGITS: Final = {16: 11, 32: 24, 64: 53}
 
 
 def to_integer(array: Array, to: Any) -> Cast:
-    """Cast whole numbers, booleans, and text of digits."""
+    """Cast whole numbers, booleans, text of digits, and spans in their unit."""
     kind = array.type
     if pa.types.is_integer(kind):
         return fitting(array, rows_unless(between(array, *limits(to))), safely(to))
@@ -52,9 +52,8 @@ def to_integer(array: Array, to: Any) -> Cast:
         )
     if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         return parts(array, safely(to))
-    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        width = pa.int64() if kind.bit_width == 64 else pa.int32()
-        return to_integer(array.cast(width), to)
+    if pa.types.is_duration(kind):  # as ClickHouse's tables have them
+        return to_integer(array.cast(pa.int64()), to)
     raise no_cast(array, to)
 
 

@@ -32,6 +32,7 @@ _ALONE: Final[Sequence[Callable[[Any], bool]]] = (
     pa.types.is_boolean,
     pa.types.is_decimal,
     pa.types.is_date32,
+    lambda kind: isinstance(kind, pa.UuidType),
     is_text,
 )
 _WRITTEN: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, is_text)

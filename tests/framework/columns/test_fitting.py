@@ -337,3 +337,10 @@ def test_lists_without_items_fit_where_objects_in_them_have_types_of_extensions(
     kind: Any,
 ) -> None:
     assert fit(pa.nulls(3, kind), kind).array.to_pylist() == [None] * 3
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.time64("ns")], ids=str)
+def test_a_time_is_no_integer_whose_unit_nobody_knows(kind: Any) -> None:
+    for integer in (pa.int64(), pa.uint8()):
+        with pytest.raises(Misfit, match="cannot become"):
+            fit(pa.array([1], kind), integer)

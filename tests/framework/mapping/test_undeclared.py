@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import date
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +35,7 @@ def made(
         (pa.float64(), [0.5, "0.25", "x", [1], 3], {0: 0.5, 1: 0.25, 4: 3.0}),
         (pa.decimal128(5, 2), [1, "1.25", "1.255", Decimal("1.5")], {0: 1, 1: 1.25, 3: 1.5}),
         (pa.string(), ["a", 5, 6, 1.5, True], {0: "a", 1: "5", 2: "6", 3: "1.5", 4: "true"}),
+        (pa.uuid(), [UUID(int=4), "x", str(UUID(int=5)), 7], {0: UUID(int=4), 2: UUID(int=5)}),
     ],
 )
 def test_values_of_other_classes_do_not_refuse_one_that_fits_the_column_of_the_sink(
