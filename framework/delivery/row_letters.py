@@ -46,6 +46,7 @@ def row_letters(
         error: the exception behind the refusal, if there is one.
         made_of: the range that is announced for the rows, so that they have the same letters if it is
             repeated; else those of `rows`.
+
     Raises:
         SinkError: the rows have no offsets, so nothing says what they were made of.
     """

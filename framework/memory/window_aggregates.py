@@ -72,9 +72,7 @@ class Aggregates:
         sums = {name: source for name, (source, f) in columns.items() if f == "sum"}
         self._limits = SumLimits(self._keys, sums | means, partial(_named, starts))
         self._rows = 0  # rows added so far
-        self._failing: tuple[str, int] | None = (
-            None  # why functions fail for all rows, and for how many
-        )
+        self._failing: tuple[str, int] | None = None  # the reason of all last rows, and how many
         # Values that are kept: a table for each aggregate, of the distinct ones, of buckets or of all.
         self._tall: dict[str, _Folded] = {}
         for name, (source, function) in columns.items():
