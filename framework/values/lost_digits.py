@@ -268,8 +268,10 @@ def _in(kind: Any, type_: Any, value: Any, path: str) -> Iterator[tuple[str, Any
             for each in value:
                 yield from _in(item, type_.value_type, each, f"{path}[]")
         case dict() if isinstance(kind, inspect.DictType):
+            key, _, _ = item_of(kind.key_type)
             item, _, _ = item_of(kind.value_type)
-            for each in value.values():
+            for name, each in value.items():
+                yield from _in(key, type_.key_type, name, f"{path}[]")
                 yield from _in(item, type_.item_type, each, f"{path}[]")
         case dict() if pa.types.is_struct(type_):
             yield from _leaves(nested_columns(kind, type_), value, path)

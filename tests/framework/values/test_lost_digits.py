@@ -29,6 +29,7 @@ class Row(msgspec.Struct):
     inner: Inner | None = None
     items: list[Inner] = []
     times: dict[str, dt.datetime] = {}
+    by_clock: dict[dt.time, int] = {}
     renamed: dt.datetime | None = msgspec.field(name="@at", default=None)
 
 
@@ -39,6 +40,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"inner": {"at": FINE}}, "inner.at"),
     ({"items": [{"at": SIX}, {"at": FINE}]}, "items[].at"),
     ({"times": {"a": FINE}}, "times[]"),
+    ({"by_clock": {"03:04:05.1234567": 1}}, "by_clock[]"),
     ({"@at": FINE, "text": FINE}, "@at"),
 ]
 KEPT: list[dict[str, Any]] = [
