@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import urllib.error
-import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
@@ -16,12 +15,14 @@ from rich.live import Live
 from rich.text import Text
 
 from ..errors import KmrError, SettingsError
-from ..observe.status import WorkerStatus
+from ..observe.status import read_status
 from .output import plain_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from ..observe.status import WorkerStatus
 
 _TIMEOUT: Final = 5.0  # seconds
 _ACTIVITY: Final = {"retrying": "yellow", "held": "yellow", "flushing": "green", "idle": "dim"}
@@ -111,8 +112,7 @@ class StatusPoller:
 
     def _ask(self) -> WorkerStatus:
         try:
-            with urllib.request.urlopen(f"{self.url}/status", timeout=_TIMEOUT) as response:  # noqa: S310
-                return msgspec.json.decode(response.read(), type=WorkerStatus)
+            return read_status(self.url, _TIMEOUT)
         except urllib.error.HTTPError as error:
             raise WorkerUnreachable(
                 f"{self.url} is not a worker: /status answers {error.code}"

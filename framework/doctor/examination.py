@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import resource
-import urllib.request
 from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPException
@@ -27,7 +26,7 @@ from ..errors import KmrError, SettingsError, reason_of
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
 from ..observe.health import listen_on
-from ..observe.status import WorkerStatus
+from ..observe.status import read_status
 from ..parts import context_of
 from ..reducers.finding import Finding, ok, problem, warning
 from ..reducers.reducer import ERROR_STAGE
@@ -38,6 +37,7 @@ from .cluster import ClusterCheck, check_offsets
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from ..observe.status import WorkerStatus
     from ..reducers.reducer import Context, Reducer
     from ..settings import Settings
     from ..strategy import Strategy
@@ -206,19 +206,10 @@ def _port(settings: Settings) -> list[Finding]:
     try:
         listen_on(host, port).close()
     except SettingsError as error:
-        status = _status_at(host, port)
-        return [problem("http", str(error)) if status is None else _running(host, port, status)]
+        with suppress(OSError, HTTPException, msgspec.MsgspecError):
+            return [_running(host, port, read_status(f"http://{host}:{port}", _PATIENCE))]
+        return [problem("http", str(error))]
     return [ok("http", f"{host}:{port} is free")]
-
-
-def _status_at(host: str, port: int) -> WorkerStatus | None:
-    """Return the status of the worker that answers at an address; None if none does."""
-    with (
-        suppress(OSError, HTTPException, msgspec.MsgspecError),
-        urllib.request.urlopen(f"http://{host}:{port}/status", timeout=_PATIENCE) as response,
-    ):
-        return msgspec.json.decode(response.read(), type=WorkerStatus)
-    return None
 
 
 def _running(host: str, port: int, status: WorkerStatus) -> Finding:

@@ -96,9 +96,9 @@ def takes_each_alone(kind: Any, by_type: ByType) -> bool:
 def unstorable(by_type: ByType, kind: Any) -> list[pa.DataType]:
     """Return the types of which a column of this type holds no value; none if it holds none of any.
 
-    Text also stands for columns whose values a server casts, which may hold any.
+    A text column may stand for one whose values a server casts: it may hold any.
     """
-    if _has_text(kind):
+    if len(by_type) < 2 or _has_text(kind):
         return []
     found = [each for each, (_, arrays) in by_type.items() if not _holds_some(arrays[0], kind)]
     return found if len(found) < len(by_type) else []

@@ -210,3 +210,17 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     letters: str | None = None
     tables: tuple[TableStatus, ...] = ()
     backfill: BackfillStatus | None = None
+
+
+def read_status(url: str, timeout: float) -> WorkerStatus:
+    """Ask the worker at an address for its status.
+
+    Raises:
+        OSError: nobody answers within `timeout` seconds, or not with 200 (`urllib.error.HTTPError`).
+        http.client.HTTPException: the answer is no HTTP.
+        msgspec.DecodeError: the answer is no status of this version.
+    """
+    from urllib.request import urlopen  # no worker needs it
+
+    with urlopen(f"{url}/status", timeout=timeout) as response:  # noqa: S310
+        return msgspec.json.decode(response.read(), type=WorkerStatus)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-import numpy as np
 import pytest
 
-from kmr.values.decoding.slot_decoding import CompiledDecoder, batch_of, run
-from kmr.values.decoding.slots import Slots
-from kmr.values.json import json_kernel as kernel
-from kmr.values.json.json_columns import plan_of
 from kmr.values.json.json_scalars import ESCAPED, MISSING, NULL, ODD, VALUE
+
+from .walking import walk
 
 
 class Row(msgspec.Struct):
@@ -22,27 +19,12 @@ class Row(msgspec.Struct):
 
 def parse(*texts: bytes) -> tuple[list[list[int]], list[int]]:
     """Walk texts that follow each other without a gap; return what each cell is, and the rows left."""
-    plan = plan_of(Row)
-    assert plan is not None
-    data = np.frombuffer(b"".join(texts), np.uint8)
-    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-    batch = batch_of(data, len(data), offsets, np.zeros(len(texts), np.int64))
-    slots = Slots(plan.layout, len(texts))
-    slots.valid.fill(MISSING)
-    scratch = kernel.scratch(len(plan.program.nodes), 2, plan.maps)
-    run(
-        CompiledDecoder(kernel.kernel(), plan.program, scratch, data[:0], lambda *_: ""),
-        batch,
-        slots,
-    )
+    slots, others, statuses = walk(Row, texts)
     kinds = slots.valid.reshape(2, -1).T.tolist()
     assert {kind for row in kinds for kind in row} - {VALUE} <= {
-        kind
-        for kind in range(5)
-        for seen in [*scratch.others.tolist(), batch.statuses.any()]
-        if seen & 1 << kind
+        kind for kind in range(5) for seen in [*others.tolist(), statuses.any()] if seen & 1 << kind
     }
-    return kinds, batch.statuses.tolist()
+    return kinds, statuses.tolist()
 
 
 WHOLE = b'{"a":1,"b":"x","c":{"d":[1,2,{}]}}'

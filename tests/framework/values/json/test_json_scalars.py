@@ -12,11 +12,8 @@ import pyarrow as pa
 import pytest
 
 from kmr import Json
-from kmr.values.decoding.slot_decoding import CompiledDecoder, batch_of, run
-from kmr.values.decoding.slots import Slots
-from kmr.values.json import json_kernel
-from kmr.values.json.json_columns import plan_of
-from kmr.values.json.json_scalars import MISSING
+
+from .walking import walk
 
 
 class Row(msgspec.Struct):
@@ -32,19 +29,9 @@ class Closed(msgspec.Struct, forbid_unknown_fields=True):
     b: int | None = None
 
 
-def walk(cls: type, texts: list[bytes]) -> list[int]:
+def left_by_walk(cls: type, texts: list[bytes]) -> list[int]:
     """Return which rows the compiled walk leaves to msgspec."""
-    plan = plan_of(cls)
-    assert plan is not None
-    data = np.frombuffer(b"".join(texts), np.uint8)
-    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-    batch = batch_of(data, len(data), offsets, np.zeros(len(texts), np.int64))
-    slots = Slots(plan.layout, len(texts))
-    slots.valid.fill(MISSING)
-    scratch = json_kernel.scratch(len(plan.program.nodes), len(slots.bases), plan.maps)
-    code = CompiledDecoder(json_kernel.kernel(), plan.program, scratch, data[:0], lambda *_: "")
-    run(code, batch, slots)
-    return np.flatnonzero(batch.statuses).tolist()
+    return np.flatnonzero(walk(cls, texts).statuses).tolist()
 
 
 def decoded(cls: type, texts: list[bytes]) -> list[dict[str, Any]]:
@@ -73,7 +60,7 @@ def rows_of(source: random.Random, count: int) -> list[dict[str, Any]]:
 def test_rows_with_any_white_space_are_read_without_msgspec(separators: tuple[str, str]) -> None:
     rows = rows_of(random.Random(1), 300)
     texts = [json.dumps(row, separators=separators).encode() for row in rows]
-    assert walk(Row, texts) == []
+    assert left_by_walk(Row, texts) == []
     assert decoded(Row, texts) == rows
 
 
@@ -85,13 +72,13 @@ def test_fields_that_the_type_does_not_have_are_left_out_wherever_they_are() -> 
         pairs = [*row.items(), *list(others.items())[: at % 5]]
         random.Random(at).shuffle(pairs)
         texts.append(json.dumps(dict(pairs)).encode())
-    assert walk(Row, texts) == []
+    assert left_by_walk(Row, texts) == []
     assert decoded(Row, texts) == rows
 
 
 def test_a_closed_type_leaves_a_row_with_another_field_also_when_one_came_before() -> None:
     texts = [b'{"a":1,"b":2}', b'{"a":1,"x":2}', b'{"a":1,"x":2}', b'{"a":1,"x":[2]}', b'{"a":1}']
-    assert walk(Closed, texts) == [1, 2, 3]
+    assert left_by_walk(Closed, texts) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -115,19 +102,19 @@ def test_a_closed_type_leaves_a_row_with_another_field_also_when_one_came_before
 )
 def test_what_is_no_json_is_left_to_msgspec_which_refuses_it(text: bytes) -> None:
     good = b'{"a":1,"inner":[1],"pairs":{"x":1}}'
-    assert walk(Row, [good, text, good]) == [1]
+    assert left_by_walk(Row, [good, text, good]) == [1]
     with pytest.raises(msgspec.DecodeError):
         msgspec.json.decode(text, type=Row)
 
 
 def test_a_field_that_comes_twice_is_left_to_msgspec_which_takes_the_last() -> None:
     texts = [b'{"a":1,"b":2,"a":2}', b'{"a":1,"a":2}', b'{"a":1,"a":3}']
-    assert walk(Row, texts) == [0, 1, 2]
+    assert left_by_walk(Row, texts) == [0, 1, 2]
     assert [row["a"] for row in decoded(Row, texts)] == [2, 2, 3]
 
 
 def test_lists_that_need_room_are_read_whole() -> None:
     rows = [{"a": 1, "inner": [*range(size)]} for size in (3000, 1, 0, 1024, 5000)]
     texts = [json.dumps(row).encode() for row in rows]
-    assert walk(Row, texts) == []
+    assert left_by_walk(Row, texts) == []
     assert [row["inner"] for row in decoded(Row, texts)] == [row["inner"] for row in rows]
