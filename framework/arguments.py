@@ -74,7 +74,7 @@ class _Allowed:
 
 
 def _choices_of(part: str, names: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return the values of a `Literal`, which is written out or has a name; none if it is none."""
+    """Return the values of a `Literal`, written out or named. Return none for anything else."""
     if (written := _LITERAL.fullmatch(part)) is not None:
         return tuple(literal_eval(f"[{written[1]}]"))
     named = names.get(part)
@@ -82,9 +82,10 @@ def _choices_of(part: str, names: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 class Checked(ABCMeta):
-    """Metaclass that checks the arguments of constructors: their names, and the values of those that name
-    plain types, `Duration`, or `Literal`s of the module or of one of a class that it extends.
+    """Metaclass that checks the arguments of constructors.
 
+    It checks their names. It checks the values of those whose annotation has plain types, `Duration` and
+    `Literal`s only; it finds the names of `Literal`s in the modules of the class and of its base classes.
     The constructor raises StrategyError, instead of TypeError.
     """
 
@@ -138,7 +139,7 @@ def check_value(subject: str, value: object, allowed: _Allowed | None) -> None:
 
 
 def _parameters(cls: type) -> dict[str, _Allowed | None]:
-    """Return what the parameters of a constructor may be, then those of the classes that it extends."""
+    """Return what each argument of a constructor may be, with those that it passes to its base classes."""
     constructors = [vars(base)["__init__"] for base in cls.__mro__[:-1] if "__init__" in vars(base)]
     names = ChainMap(*(getattr(each, "__globals__", {}) for each in constructors))
     found: dict[str, _Allowed | None] = {}

@@ -317,7 +317,7 @@ def did_you_mean(
 
 
 def require_columns(subject: str, wanted: Iterable[str], columns: Collection[str]) -> None:
-    """Raise StrategyError, with the nearest column, unless rows with `columns` have all that are wanted."""
+    """Raise StrategyError if a wanted column is not among `columns`. The message names the nearest one."""
     for name in wanted:
         if name not in columns:
             near = did_you_mean(name, columns)

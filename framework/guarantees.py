@@ -114,7 +114,7 @@ class AfterErrors(Guarantee):
     _written: FlushOutcome | None = field(default=None, init=False)
 
     def _settle(self, buffer: Buffer, outcome: FlushOutcome) -> None:
-        """Settle what is written."""
+        """Settle the records of rows that are written."""
         self.ledgers.settle(outcome.ranges)
 
     def _await_letters(self, buffer: Buffer, written: FlushOutcome) -> FlushOutcome:

@@ -113,7 +113,7 @@ async def freeze_when_ready(worker: Worker) -> None:
 
 
 def _ask_undone(worker: Worker, loop: asyncio.AbstractEventLoop) -> str:
-    """Describe what is not done, from another thread; the event loop may stand still, or be closed."""
+    """Describe what is not done, for another thread than that of the event loop, which may stand still."""
 
     async def ask() -> str:
         return worker.undone()

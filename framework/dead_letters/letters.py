@@ -272,7 +272,7 @@ def _short(header: str) -> str:
 
 
 def _texts(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Return bytes as text; what is not UTF-8, in a record of another program, is escaped."""
+    """Return bytes as text. Bytes that are not UTF-8 are escaped: other programs may have written them."""
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:

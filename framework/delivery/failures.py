@@ -183,7 +183,7 @@ def _rows(
 
 
 def texts(given: Sequence[str | None]) -> pa.Array[Any]:
-    """Return texts as a column, whatever they are."""
+    """Return a column of texts. What has no UTF-8 form is escaped."""
     try:
         return pa.array(given, pa.string())
     except UnicodeEncodeError:

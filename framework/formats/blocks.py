@@ -56,7 +56,7 @@ class Blocks:
         return sum(map(len, self._free))
 
     def allocate(self, size: int) -> Block:
-        """Return a block of a size in bytes; what is in it is undefined."""
+        """Return a block of so many bytes. They have any values."""
         if size < SMALLEST:
             data: Any = np.empty(size, np.uint8)
             return Block(data, pa.py_buffer(data))
@@ -75,7 +75,7 @@ class Blocks:
         return None
 
     def give_back(self, memory: mmap.mmap) -> None:
-        """Keep memory for other blocks; unmap what was not used for longest if that is too much."""
+        """Keep memory for other blocks. If that is too much, unmap the memory that was given back first."""
         self._free.append(memory)
         while self.free > self._kept:
             with suppress(IndexError):  # another thread has taken it

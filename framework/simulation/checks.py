@@ -66,7 +66,7 @@ def _held(pipeline: Pipeline, *, errors: bool) -> int:
     """Return the bytes of the rows that stages have collected, without those of lost partitions.
 
     Rows that were cut share the bytes of bitmaps, which each part counts: one a column is left out. Letters
-    without offsets are left out too: the lane that waits for them counts them, but where it was lost.
+    without offsets are left out too: the lane that waits for them counts them, unless it is lost.
 
     Args:
         errors: count those of the error stage, too: with at most once, they are settled before.

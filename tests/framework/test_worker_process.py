@@ -1,4 +1,4 @@
-"""A worker as a process: what is frozen when it is ready."""
+"""A worker as a process: the garbage collector skips the objects of the start."""
 
 from __future__ import annotations
 

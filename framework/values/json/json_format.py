@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ..schemas import RowType
     from ..typed import Source
 
-_LARGEST_EXPONENT: Final = 10**17  # with which a Decimal can be made, whatever its digits
+_LARGEST_EXPONENT: Final = 10**17  # a Decimal takes it with any digits
 
 
 def _as_written(number: str) -> Decimal:
-    """Return a number of JSON; one with an exponent that no Decimal can have gets the largest."""
+    """Return a number of JSON. An exponent beyond those of Decimal becomes the largest."""
     try:
         return Decimal(number)
     except InvalidOperation:

@@ -1,8 +1,8 @@
 """Scalars of JSON that come one after the other, compiled: fields as expected, and items of a list.
 
-Most values of most rows are read here, in two loops that know little: nodes, followers and slots by their
-addresses, of which fewer fit into registers as arrays. Anything else ends the loop, and is left to
-`json_kernel.py`.
+Two loops here read most values of most rows. They get the addresses of nodes, followers and slots instead of
+arrays, because arrays need more registers than there are. Anything else ends the loop, and `json_kernel.py`
+reads it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ RAW, TEXT, INTEGER, FLOAT, BOOLEAN, DATETIME, DATE, OBJECT, ITEMS, PAIRS = range
 # Columns of the table of followers. WORD: the first 8 bytes of the text, of which WORD_MASK are in it.
 START, SIZE, NEXT, WORD, WORD_MASK, FOLLOWER_WIDTH = range(6)
 
-# What is in a slot, instead of "not null". ODD: valid JSON, which the walk does not read, and ESCAPED: a text
-# with escapes; both are noted as `start << 32 | size`.
+# What a slot holds; Arrow's bit "not null" is made of it. The walk does not read ODD, which is valid JSON,
+# nor ESCAPED, a text with escapes: it notes their places as `start << 32 | size`.
 NULL, VALUE, ODD, MISSING, ESCAPED = range(5)
 
 NODE_SIZE, FOLLOWER_SIZE = 8 * NODE_WIDTH, 8 * FOLLOWER_WIDTH  # bytes of a line
