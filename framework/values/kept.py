@@ -44,6 +44,12 @@ _SAFE: Final[Sequence[tuple[Callable[[Any], bool], tuple[type, ...]]]] = (
 """By type: the classes of values that Arrow converts as they are, or not at all; the usual one first."""
 
 
+def are_kept(values: list[Any], kind: Any) -> bool:
+    """Return whether Arrow converts values of these classes as they are, or not at all; None is kept."""
+    classes = set(map(type, values)) - {type(None)}
+    return Decimal not in classes and classes <= _safe(kind)
+
+
 def changed(values: list[Any], kind: Any) -> dict[int, str]:
     """Return why values do not fit a type, though Arrow converts them."""
     classes = set(map(type, values)) - {type(None)}

@@ -13,7 +13,7 @@ import pyarrow as pa
 from ..columns.kinds import is_nested
 from ..columns.texts import excerpt
 from .foreign import without_missing
-from .kept import cannot_hold, changed, refused_inside
+from .kept import are_kept, cannot_hold, changed, refused_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,12 +26,15 @@ _INSTEAD: Final = "return numbers, texts, times, dicts of them, or lists whose i
 
 def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> pa.Array[Any]:
     """Convert values to a column. One that does not fit becomes null, and `refused` gets its reason."""
-    values = without_missing(values)
+    kept = are_kept(values, kind)  # the usual case: the classes of values are looked at once
+    if not kept:
+        values = without_missing(values)
     with suppress(Exception):  # a value may be of any class
         if kind == _MOMENT:  # twice as fast
             spans = [None if each is None else each - _EPOCH for each in values]
             return pa.array(spans, pa.duration("us")).view(kind)
-    refused |= changed(values, kind)
+    if not kept:
+        refused |= changed(values, kind)
     if not refused:
         with suppress(Exception):
             return pa.array(values, kind)
