@@ -87,7 +87,8 @@ def to_float(array: Array, to: Any) -> Cast:
         bad = either(either(made.bad, overflown), either(lost, narrow.bad))
         return Cast(narrow.array, either(bad, _changed(array, narrow.array)))
     if pa.types.is_decimal(kind):
-        made = to_float(array.cast(pa.float64()), to)
+        # Arrow's own cast of 0.0185 is not the nearest float
+        made = to_float(array.cast(pa.string()).cast(pa.float64()), to)
         return made._replace(bad=either(made.bad, _changed(array, made.array)))
     if not pa.types.is_floating(kind):
         return parts(array, safely(to))

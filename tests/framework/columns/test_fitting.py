@@ -344,3 +344,9 @@ def test_a_time_is_no_integer_whose_unit_nobody_knows(kind: Any) -> None:
     for integer in (pa.int64(), pa.uint8()):
         with pytest.raises(Misfit, match="cannot become"):
             fit(pa.array([1], kind), integer)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-999, max_value=999))
+def test_a_decimal_is_the_nearest_float(number: Decimal) -> None:
+    cast = fit(pa.array([number], pa.decimal128(38, 4)), pa.float64())
+    assert (cast.array.to_pylist(), cast.bad) == ([float(number)], None)
