@@ -10,9 +10,11 @@ import ipaddress
 import math
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -174,6 +176,9 @@ _PARSED = (
 )
 
 
+_ZONE = re.compile(r"'(\w+/\w+)'")
+
+
 def is_held(expected: Any, got: Any, kind: str) -> bool:
     """As `is_same_in`, for a narrow column: times may be cut to its digits, as the log says.
 
@@ -217,12 +222,27 @@ def is_held(expected: Any, got: Any, kind: str) -> bool:
             if inner == "money":
                 return Decimal(str(got).replace("$", "").replace(",", "")) == value
             return span_of(str(got)) == value * NS["s"]
+        case Text(raw) if (zone := _ZONE.search(kind)) is not None:
+            found = moment_of(raw.decode(errors="replace").strip())
+            if found is not None and not found[1]:
+                return _is_moment(_in_zone(found[0], zone[1]), got, inner)
+        case tuple() if inner.endswith("[]"):  # of PostgreSQL
+            items = str(got).replace("{", "[").replace("}", "]").replace("NULL", "null")
+            return is_same_in(expected, read_json(items), kind)
         case UUID() | int() if inner.startswith("ipv"):
             value = expected.int if isinstance(expected, UUID) else expected
             return int(ipaddress.ip_address(str(got))) == value
-        case int() | Float() if inner.startswith("fixedstring"):
+        case int() | Float() | Decimal() if inner.startswith("fixedstring"):
             return is_same_in(expected, str(got).rstrip("\0"), kind)
     return is_same_in(expected, got, kind)
+
+
+def _in_zone(ns: int, name: str) -> int:
+    """The time since 1970 of a local time in a zone."""
+    local = datetime.fromtimestamp(ns // NS["s"], UTC).replace(tzinfo=ZoneInfo(name))
+    shift = local.utcoffset()
+    assert shift is not None
+    return ns - int(shift.total_seconds()) * NS["s"]
 
 
 def _in_utf8(got: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ from tests.examples import examples
 
 from .arrow_columns import columns
 from .open_sinks import NarrowTable, clickhouse_table, postgres_table
+
+pytestmark = pytest.mark.hypothesis  # `make search` runs what has this mark
 
 POSTGRES: Final = (
     *(
