@@ -12,7 +12,7 @@ import structlog
 
 from ..errors import RecordFailed, SinkError, storable, traceback_of, type_of
 from ..record import OFFSET_COLUMNS, PLACED, SCHEMA, Range, Rows
-from .ranges import ranges_of
+from .ranges import merge_ranges, ranges_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -180,6 +180,28 @@ def _rows(
         offsets=offsets,
         sources=(batch,),
     )
+
+
+def settled_together(letters: Sequence[Rows]) -> list[Rows]:
+    """Join letters that settle the same records, so that a record is settled when all its letters are stored.
+
+    Branches, or several refusals of a flush, may refuse rows of one record: it has a letter of each, and a
+    replay gives each to its branch.
+    """
+    ranges = [r for rows in letters for r in rows.ranges]
+    if sum(map(_offsets_in, ranges)) == sum(map(_offsets_in, merge_ranges(ranges))):
+        return list(letters)
+    settling = [each for each in letters if each.ranges]
+    joined = RowLetters(
+        pa.concat_tables([each.table for each in settling]),
+        merge_ranges(r for each in settling for r in each.ranges),
+        sources=tuple(batch for each in settling for batch in each.sources),
+    )
+    return [joined, *(each for each in letters if not each.ranges)]
+
+
+def _offsets_in(r: Range) -> int:
+    return r.last + 1 - r.first
 
 
 def texts(given: Sequence[str | None]) -> pa.Array[Any]:

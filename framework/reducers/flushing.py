@@ -31,7 +31,7 @@ import pyarrow as pa
 import structlog
 
 from ..columns.column_types import MixedTypes
-from ..delivery.failures import original_records
+from ..delivery.failures import original_records, settled_together
 from ..delivery.ranges import subtract_ranges
 from ..delivery.row_letters import row_letters
 from ..errors import (
@@ -347,6 +347,8 @@ async def attempt_flush(
         )
     accepted = buffer.rows - sum(map(len, records)) - sum(len(each.rows) for each in refusals)
     records += await _records([*buffer.set_aside, *refusals], stage, number, write)
+    if len(records) > 1:
+        records = settled_together(records)
     ranges = subtract_ranges(buffer.ranges(), (r for rows in records for r in rows.ranges))
     if out is None or out.num_rows == 0:
         return FlushOutcome(None, ranges, records, accepted=accepted)

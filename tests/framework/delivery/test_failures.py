@@ -11,16 +11,19 @@ import pyarrow as pa
 import pytest
 
 from kmr.delivery.error_limit import MOSTLY_FAILED, ErrorLimit
-from kmr.delivery.failures import original_records
+from kmr.delivery.failures import RowLetters, original_records, settled_together
 from kmr.errors import RecordFailed
-from kmr.record import Range, Rows
-from kmr.reducers.sink import refusals_among
+from kmr.mapping.functions import map_record
+from kmr.record import Range, Record, Rows
+from kmr.reducers.sink import NEW, Refusal, RowsRefused, Write, refusals_among
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
 
 from ..workers import P0, committed, locate, put, running, written
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kmr.testing import VirtualClock
 
 
@@ -202,3 +205,52 @@ def test_of_joined_rows_of_several_partitions_only_the_records_of_refused_rows_f
 
     assert failed({4: "odd"}) == [(1, 11, "odd")]
     assert failed({0: "odd", 5: "large"}) == [(0, 10, "odd"), (1, 12, "large")]
+
+
+class _Refusing(MemoryWriter):
+    """Refuses each row, with its name in the reason."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Journal(), max_rows=4)
+        self.name = name
+
+    async def flush(self, write: Write = NEW) -> None:
+        raise RowsRefused([Refusal(rows, f"no room in {self.name}") for rows in self.collected])
+
+
+async def test_a_record_that_two_branches_refuse_is_settled_when_both_letters_are_stored(
+    clock: VirtualClock,
+) -> None:
+    @map_record
+    def twice(record: Record) -> Iterator[tuple[dict[str, int], str]]:
+        for name in ("a", "b"):
+            yield {"o": record.offset}, name
+
+    errors, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"x", b"y")
+    strategy = Strategy(
+        twice,
+        {"a": _Refusing("a"), "b": _Refusing("b")},
+        reduce_err=MemoryWriter(errors, max_rows=1),
+        err_limit=None,
+    )
+    async with running(strategy, consumer):
+        await consumer.rebalance([P0])
+        await errors.until(lambda j: j.count == 4)
+        await clock.advance(6.0)
+        assert committed(consumer) == {P0: 2}
+    letters = {(row["offset"], row["stage"], row["reason"]) for row in errors.rows()}
+    assert letters == {(o, f"reduce-1 {b}", f"no room in {b}") for o in (0, 1) for b in "ab"}
+    assert [len(flush) for flush in errors.written] == [4]
+
+
+def test_letters_of_rows_are_joined_with_others_that_settle_the_same_records() -> None:
+    batch, whole = batch_of("t", 0, 0, [b"a", b"b", b"c"]), Range("t", 0, 0, 2)
+    of_records = Rows(pa.table({"n": [1]}), (Range("t", 0, 1, 1),), np.array([1]), (batch,))
+    (record,) = original_records(of_records, "odd", "reduce-1 a", 1)
+    letters = [RowLetters(record.table, (whole,)) for _ in range(2)]
+    of_windows = RowLetters(record.table, ())
+    joined, apart = settled_together([record, *letters, of_windows])
+    assert (joined.ranges, len(joined), joined.offsets) == ((whole,), 3, None)
+    assert apart is of_windows
+    assert settled_together([record, of_windows]) == [record, of_windows]
