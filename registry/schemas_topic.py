@@ -27,7 +27,6 @@ from .records import NoopKey, UnknownRecord, decode_record, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from .records import Key, Value
     from .state import RegistryState
@@ -105,12 +104,7 @@ class SchemasTopic:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     def check(self) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -14,24 +12,22 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaConnectionError, for_code
-from kio.index import load_request_schema, load_response_schema
+from kio.schema.consumer_group_describe.v0.request import ConsumerGroupDescribeRequest
 from kio.schema.errors import ErrorCode
-from kio.serial import entity_reader
+from kio.schema.types import GroupId
 
-from ..protocol.messages import default_message, write_message
+from kmr.kio_requests import KioRequest
+
 from .client_command import raise_refusal
 from .terminal import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-    from io import BytesIO
 
 _CREATION_TRIES: Final = 5
 _COORDINATOR_TRIES: Final = 50
 _CONNECTION_TRIES: Final = 50
 _PAUSE: Final = 0.2  # seconds between tries
-
-_CONSUMER_GROUP_DESCRIBE: Final = 69
 
 
 @dataclass(frozen=True)
@@ -263,21 +259,19 @@ class ClusterAdmin:
     async def _of_new_protocol(self, group: str) -> Any:
         """Return a group of KIP-848, which DescribeGroups does not know; None if there is none."""
         node = await self._client.find_coordinator(group)
-        try:
-            answer = await self._send(
-                _AdminRequest(_CONSUMER_GROUP_DESCRIBE, 0, group_ids=(group,)), node
-            )
-        except _NotServed:
-            return None
-        (described,) = answer.groups
-        return described if described.error_code is ErrorCode.none else None
-
-    async def _send(self, request: _AdminRequest, node: int) -> Any:
         for _ in range(_CONNECTION_TRIES):
             if await self._connections.ready(node):
                 break
             await asyncio.sleep(_PAUSE)
-        return await self._connections.send(node, request)
+        question = ConsumerGroupDescribeRequest(
+            group_ids=(GroupId(group),), include_authorized_operations=False
+        )
+        try:
+            answer = await self._connections.send(node, KioRequest(question))
+        except NotImplementedError:  # the cluster does not have it
+            return None
+        (described,) = answer.groups
+        return described if described.error_code is ErrorCode.none else None
 
     @asynccontextmanager
     async def _consumer(self) -> AsyncIterator[AIOKafkaConsumer[bytes, bytes]]:
@@ -352,55 +346,3 @@ def _assigned(assignment: bytes) -> Iterable[TopicPartition]:
         return [TopicPartition(topic, each) for topic, some in decoded.assignment for each in some]
     except ValueError:
         return []
-
-
-# -- requests that aiokafka's admin client lacks ---------------------------------------------------
-
-
-class _NotServed(CommandError):
-    """A broker does not serve the version of a request."""
-
-
-class _AdminRequest:
-    """A request that aiokafka's admin client lacks: a message of kio, sent through its connections."""
-
-    def __init__(self, key: int, version: int, **values: object) -> None:
-        """`values`: the fields; the others get their defaults."""
-        response = load_response_schema(key, version)
-        self.API_KEY = key
-        self.API_VERSION = version
-        self.RESPONSE_TYPE = SimpleNamespace(decode=partial(_read, response))
-        self._response_header = response.__header_schema__
-        self._type: Any = load_request_schema(key, version)
-        self._message = default_message(self._type, **values)
-
-    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> _AdminRequest:
-        """Check the version against those that a broker serves. Raises _NotServed."""
-        low, high = versions.get(self.API_KEY, (0, -1))
-        if not low <= self.API_VERSION <= high:
-            name = self._type.__name__.removesuffix("Request")
-            raise _NotServed(f"the cluster does not serve {name} (version {self.API_VERSION})")
-        return self
-
-    def build_request_header(self, correlation_id: int, client_id: str) -> SimpleNamespace:
-        header = default_message(
-            self._type.__header_schema__,
-            request_api_key=self.API_KEY,
-            request_api_version=self.API_VERSION,
-            correlation_id=correlation_id,
-            client_id=client_id,
-        )
-        return SimpleNamespace(encode=partial(write_message, header))
-
-    def encode(self) -> bytes:
-        return write_message(self._message)
-
-    def parse_response_header(self, data: BytesIO) -> Any:
-        return _read(self._response_header, data)
-
-
-def _read(schema: Any, data: BytesIO) -> Any:
-    at = data.tell()
-    entity, size = entity_reader(schema)(data.getvalue(), at)
-    data.seek(at + size)
-    return entity

@@ -20,7 +20,6 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     from anyio.abc import Process, TaskGroup
 
@@ -276,12 +275,7 @@ class RunningServices:
         self.tasks = await anyio.create_task_group().__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             await self.stop_all()
         finally:

@@ -23,7 +23,6 @@ from ..service.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
@@ -253,12 +252,7 @@ class Gate:
         self._passing += 1
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._passing -= 1
         if self._passing == 0:
             self._quiet.notify()

@@ -363,7 +363,7 @@ class Admin:
             return await self._send(question, self._client._client.get_random_node())
 
     async def _send(self, message: Any, node: int) -> Any:
-        from .kio_requests import KioRequest
+        from ..kio_requests import KioRequest
 
         return await self._client._client.send(node, KioRequest(message))
 

@@ -61,7 +61,7 @@ class TopicIdentity:
         from kio.schema.metadata.v11.request import MetadataRequest, MetadataRequestTopic
         from kio.schema.types import TopicName
 
-        from .kio_requests import KioRequest
+        from ..kio_requests import KioRequest
 
         question = MetadataRequest(
             topics=(MetadataRequestTopic(topic_id=None, name=TopicName(self._topic)),),

@@ -28,11 +28,10 @@ from .group_offsets import COORDINATOR_GONE, FENCED, Membership, fenced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
-    from types import TracebackType
 
+    from ..kio_requests import KioRequest
     from ..record import TopicPartition
     from .consumer import CommitOffset
-    from .kio_requests import KioRequest
 
 _log = structlog.get_logger(__name__)
 
@@ -115,12 +114,7 @@ class Transactions:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             if self._begun:
                 await self._abort()
@@ -306,7 +300,7 @@ class _OffsetsHandler(TxnOffsetCommitHandler):  # type: ignore[misc]
             TxnOffsetCommitRequestTopic,
         )
 
-        from .kio_requests import KioRequest
+        from ..kio_requests import KioRequest
 
         topics = defaultdict(list)
         for partition, offset in self._offsets.items():

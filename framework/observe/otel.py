@@ -51,7 +51,6 @@ from ..service.threads import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-    from types import TracebackType
 
     from opentelemetry.trace import Span, SpanContext
     from prometheus_client import CollectorRegistry
@@ -292,12 +291,7 @@ class Telemetry:
         result = exporter.export(data)  # it logs its errors
         assert isinstance(result, MetricExportResult)  # noqa: S101
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._sending is not None:
             self._sending.cancel()
             with suppress(asyncio.CancelledError):

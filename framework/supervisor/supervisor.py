@@ -39,7 +39,6 @@ from .supervised_worker import Restarts, SupervisedWorker, wait_until_hung
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from ..settings import Settings
 
@@ -341,12 +340,7 @@ class Directories:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def serve(self, path: str) -> Served:

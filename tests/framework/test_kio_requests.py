@@ -8,7 +8,7 @@ import pytest
 from kio.schema.metadata.v8 import MetadataRequest, MetadataResponse
 from kio.serial import entity_reader, entity_writer
 
-from kmr.kafka.kio_requests import KioRequest
+from kmr.kio_requests import KioRequest
 
 MESSAGE = MetadataRequest(
     topics=(),
