@@ -319,10 +319,6 @@ def _raise_for(code: int, subject: str, message: str | None = None) -> None:
     raise CommandError(f"{subject}: {message or error.name.replace('_', ' ')}")
 
 
-def _name(partition: TopicPartition) -> str:
-    return f"{partition.topic}-{partition.partition}"
-
-
 def _member(described: Sequence[Any]) -> MemberInfo:
     member_id, client_id, host, _, assignment = described
     return MemberInfo(member_id, client_id, host, tuple(sorted(_assigned(assignment))))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import StrategyError, require_columns
 from .distinct_kernel import CAPACITY, EMPTY, MOST, SHARDS, SLOTS, USED, WORDS, kernels
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-_pc: Any = pc
 
 _LEAST: Final = 4  # slots of a shard that has keys
 _NONE: Final = np.full((1, WORDS), EMPTY, np.int64)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ..record import Batch, TopicPartition
     from .distinct import Distinct
 
-_pa: Any = pa
-
 _log = structlog.get_logger(__name__)
 
 _TIME: Final = b"event_time"  # in the metadata of a saved memory

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-_pa: Any = pa
-
 _TIME, _OFFSET, _LEVEL = "kmr time", "kmr offset", "kmr level"
 _ROWS: Final = "rows"
 _MOST_GROUPS: Final = 2**62

@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import structlog
 
 from ... import errors
 from ...delivery.error_limit import LimitWindow
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from ...strategy import Strategy
     from .chain import ChainResult
     from .report import TaskReport
-
-_log = structlog.get_logger(__name__)
 
 
 class DriverReducers:

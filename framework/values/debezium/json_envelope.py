@@ -56,7 +56,6 @@ _pc: Any = pc
 _PREFIX: Final = {"connect": "", "microseconds": "Micro", "nanoseconds": "Nano"}
 _HEARTBEAT: Final = r'^\s*\{(\s*"ts_(ms|us|ns)"\s*:\s*\d+\s*,?)+\s*\}\s*$'
 _SAMPLES: Final = 16  # values of a pass that are looked at
-_META: Final = "__"
 
 Encodings = tuple[tuple[str, Encoding], ...]
 
