@@ -106,9 +106,11 @@ def rows_left_out(array: Array, to: Any) -> Mask:
 def count_values(array: Any, path: str) -> int:
     """Return the number of values at a path of `fields_left_out`, without its column: `[].tags`."""
     array = plain(array)
-    if path.startswith("[]"):
+    if path.startswith("[]") and is_list(array.type):
         return count_values(Lists(array).items, path[2:])
-    for at, field in enumerate(array.type if path else ()):
+    # the name of a field may begin with that of its neighbour and a dot
+    fields = array.type if path and pa.types.is_struct(array.type) else ()
+    for at, field in sorted(enumerate(fields), key=lambda each: -len(each[1].name)):
         if path == f".{field.name}" or path.startswith((f".{field.name}.", f".{field.name}[]")):
             child = pc.struct_field(array.filter(array.is_valid()), [at])
             return count_values(child, path.removeprefix(f".{field.name}"))

@@ -251,6 +251,13 @@ def test_fields_that_a_type_lacks_are_named_and_counted() -> None:
     assert [count_values(rows, path) for path in (".a[].c", ".d", ".a")] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("odd", ["a.b", "a[]"])
+def test_values_of_a_field_whose_name_begins_with_its_neighbours_are_counted(odd: str) -> None:
+    rows = pa.array([{"a": 1, odd: 2}, {"a": 1, odd: None}])
+    (path,) = fields_left_out(rows.type, pa.struct([("a", pa.int8())]), "")
+    assert count_values(rows, path) == 1
+
+
 @settings(max_examples=200)
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=4) | st.floats().map(str))
 def test_numbers_in_text_are_decimals_exactly_or_not_at_all(number: Any) -> None:
