@@ -108,7 +108,7 @@ def count_values(array: Any, path: str) -> int:
     array = plain(array)
     if path.startswith("[]") and is_list(array.type):
         return count_values(Lists(array).items, path[2:])
-    # the name of a field may begin with that of its neighbour and a dot
+    # the longest name first: `a.b` may be a field beside `a`
     fields = array.type if path and pa.types.is_struct(array.type) else ()
     for at, field in sorted(enumerate(fields), key=lambda each: -len(each[1].name)):
         if path == f".{field.name}" or path.startswith((f".{field.name}.", f".{field.name}[]")):

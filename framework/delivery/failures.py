@@ -189,12 +189,13 @@ def settled_together(letters: Sequence[Rows]) -> list[Rows]:
     replay gives each to its branch.
     """
     ranges = [r for rows in letters for r in rows.ranges]
-    if sum(map(_offsets_in, ranges)) == sum(map(_offsets_in, merge_ranges(ranges))):
+    merged = merge_ranges(ranges)
+    if sum(map(_offsets_in, ranges)) == sum(map(_offsets_in, merged)):
         return list(letters)
     settling = [each for each in letters if each.ranges]
-    joined = RowLetters(
+    joined = Rows(
         pa.concat_tables([each.table for each in settling]),
-        merge_ranges(r for each in settling for r in each.ranges),
+        merged,
         sources=tuple(batch for each in settling for batch in each.sources),
     )
     return [joined, *(each for each in letters if not each.ranges)]
