@@ -22,7 +22,7 @@ test: ## the checks and the whole test suite
 	$(MAKE) --no-print-directory check && wait $$programs && wait $$prepared
 	.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-search: ## the property tests with new random examples; `make test` repeats the same ones
+search: ## the property tests with new random examples (SEARCH_TIMES=10: ten times as many); `make test` repeats the same ones
 	@tools/install dev demo
 	HYPOTHESIS_PROFILE=search .venv/bin/pytest -m hypothesis -n 2 $(ARGS)
 

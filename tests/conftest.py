@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import os
 import re
@@ -43,6 +44,17 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("search", deadline=None, max_examples=examples(100))
 hypothesis.settings.load_profile(PROFILE)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests that have a property or a state machine inside, so that `make search` runs them too.
+
+    Hypothesis marks only tests that `given` decorates.
+    """
+    if isinstance(item, pytest.Function):
+        names = inspect.unwrap(item.function).__code__.co_names
+        if not {"given", "run_state_machine_as_test", "examples"}.isdisjoint(names):
+            item.add_marker("hypothesis")
 
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from tests.examples import examples
 from .arrow_columns import columns
 from .open_sinks import NarrowTable, clickhouse_table, postgres_table
 
-pytestmark = pytest.mark.hypothesis  # `make search` runs what has this mark
+pytestmark = pytest.mark.hypothesis  # the property is in `_try_all`, where no hook finds it
 
 POSTGRES: Final = (
     *(
