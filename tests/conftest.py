@@ -52,8 +52,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     Hypothesis marks only tests that `given` decorates.
     """
     if isinstance(item, pytest.Function):
-        names = inspect.unwrap(item.function).__code__.co_names
-        if not {"given", "run_state_machine_as_test", "examples"}.isdisjoint(names):
+        function = inspect.unwrap(item.function)
+        names = {*function.__code__.co_names} & {*function.__globals__}
+        if names & {"given", "run_state_machine_as_test", "examples"}:
             item.add_marker("hypothesis")
 
 
