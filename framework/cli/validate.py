@@ -265,7 +265,7 @@ class Outline(msgspec.Struct, frozen=True):
         delivery: the delivery guarantee.
         transactions: whether it is one of transactions, which commit the offsets with the rows.
         err_delivery: that of failed records in the worker; None without `reduce_err`.
-        err_limit: the accepted number of failed records, in words; None: any number.
+        err_limit: the accepted number of failed records, in words; None: any number, or no `reduce_err`.
         pickled_bytes: size of the strategy for another process; None if only Spark can send it.
         branches: those of the last stage; empty without branches.
         tables: in what the map looks things up.
@@ -291,7 +291,7 @@ class Outline(msgspec.Struct, frozen=True):
 
 def outline_of(path: str, strategy: Strategy) -> Outline:
     """Outline the valid strategy that was loaded from `path`."""
-    limit = strategy.err_limit
+    limit = strategy.err_limit if strategy.reduce_err is not None else None
     return Outline(
         strategy=path,
         map=_map(strategy.parts[0]),

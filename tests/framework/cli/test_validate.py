@@ -64,6 +64,7 @@ def test_without_error_sink_the_first_failure_stops_the_worker(
 ) -> None:
     output = kmr("validate", "flow:bare")
     assert "reduce-err  none: the first record that fails stops the worker" in output.out
+    assert "at most" not in output.out
     assert "one call per batch, sync" in output.out
 
 
