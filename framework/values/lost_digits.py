@@ -39,8 +39,7 @@ FINE: Final = re.compile(_FINE.encode())
 """What bytes of a value have that hold such a time in text; other texts and numbers may have it too."""
 _FINE_IN_VALUES: Final = rf":[0-9]{_FINE}|{_FINE}[0-9]*S"
 
-_TINY: Final = r"[eE]-[0-9]{3}"
-LARGE_OR_TINY: Final = re.compile(rf"[0-9]{{4}}|{_TINY}".encode())
+LARGE_OR_TINY: Final = re.compile(rb"[0-9]{4}|[eE]-[0-9]{3}")
 """What JSON has that holds a number which is no float; other texts and numbers may have it too."""
 
 # The extension type -1: 30 bits of nanoseconds and 34 of seconds, or 32 and 64.
@@ -79,10 +78,10 @@ class DigitSearch:
         names = list(_names_of_floats(columns)) if self.bits else []
         after = "[[:,]" if None in names else rf'"(?:{"|".join(map(re.escape, names))})"\s*:'  # type: ignore[arg-type]
         # a key may be written with escapes
-        self._large = (
-            rf'(?:{after}|\\.[^"\\]*"\s*:)\s*-?'
-            rf"(?:[0-9]{{{self._whole}}}|0\.0{{30}}|[0-9.]+{_TINY})"
-        )
+        first = str(2**self.bits)[0]
+        large = rf"[{first}-9][0-9]{{{self._whole - 1}}}|[0-9]{{{self._whole + 1}}}"
+        tiny = rf"0\.0{{20}}|[0-9.]+[eE]-(?:[{self._hundreds}-9][0-9]{{2}}|[0-9]{{4}})"
+        self._lossy = rf'(?:{after}|\\.[^"\\]*"\s*:)\s*-?(?:{large}|{tiny})'
 
     @classmethod
     def of(cls, source: type | pa.Schema) -> DigitSearch:
@@ -93,6 +92,11 @@ class DigitSearch:
         """How many digits a whole number has at least that is no float."""
         return len(str(2**self.bits))
 
+    @property
+    def _hundreds(self) -> int:
+        """The first digit of an exponent of 3 digits that may make a number 0: with 20 zeros before it."""
+        return 3 if self.bits == DIGITS[64] else 0
+
     def in_json(self, values: pa.BinaryArray) -> list[int]:
         """Return the rows whose text may have such a time or number: mostly one look at all bytes."""
         from .digit_kernel import MOST, find_digits  # LLVM: only where values are decoded
@@ -100,12 +104,12 @@ class DigitSearch:
         joined = _joined(values)
         if joined is None or not (self.times or self.bits):
             return []
-        digits = find_digits(_bytes(joined), self._whole if self.bits else MOST)
+        digits = find_digits(_bytes(joined), self._whole if self.bits else MOST, self._hundreds)
         found: Mask = None
         if self.times and digits.fine:
             found = rows_where(pc.match_substring_regex(values, _FINE_IN_VALUES))
         if self.bits and (digits.many or digits.tiny):
-            found = either(found, rows_where(pc.match_substring_regex(values, self._large)))
+            found = either(found, rows_where(pc.match_substring_regex(values, self._lossy)))
         return [] if found is None else np.flatnonzero(found).tolist()
 
     def in_messagepack(self, values: pa.BinaryArray) -> list[int]:
