@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_LOOK: Final = 5.0
-"""Seconds after which all partitions are looked at again, though nothing was settled."""
+_LOOK: Final = 30.0
+"""Seconds after which all partitions are looked at: what is remembered of one may need less of the log."""
 
 
 @dataclass(slots=True)
@@ -120,44 +120,62 @@ class Committer:
         Raises:
             CommitRefused: see `commit`.
         """
-        seen, looked = -1, -math.inf
+        looked = -math.inf
         while True:
             await anyio.sleep(self._interval)
-            changes, now = self._ledgers.changes, anyio.current_time()
-            is_due = changes != seen or now - looked >= _LOOK
-            if is_due and await self.commit():
-                seen, looked = changes, now
+            now = anyio.current_time()
+            of_all = now - looked >= _LOOK
+            if (
+                (of_all or self._ledgers.uncommitted)
+                and await self.commit(of_all=of_all)
+                and of_all
+            ):
+                looked = now
 
-    async def commit(self) -> bool:
+    async def commit(self, *, of_all: bool = True) -> bool:
         """Commit every watermark that moved; return whether all of them are committed now.
 
         Calls during a commit share the next one. A fenced commit raises no error: the group has a new
         generation, and the rebalance that follows says which partitions are still ours. Until then
         nothing is committed (see `hold`).
 
+        Args:
+            of_all: look at all partitions, not only at those of which something was settled.
+
         Raises:
             CommitRefused: the broker would refuse it for ever. Partitions that it did not refuse are
                 acknowledged.
         """
-        return await self._commit()
+        return await self._commit(of_all=of_all)
 
-    def _moved(self, ranges: Sequence[Range] = ()) -> dict[TopicPartition, CommitOffset]:
-        return {
+    def _moved(
+        self, ranges: Sequence[Range] = (), *, of_all: bool = True
+    ) -> dict[TopicPartition, CommitOffset]:
+        """Return what is to be committed; these partitions are `uncommitted` from now on, and no others."""
+        uncommitted = self._ledgers.uncommitted
+        watermarks = self._ledgers.watermarks(ranges, None if of_all else uncommitted)
+        moved = {
             partition: wanted
-            for partition, watermark in self._ledgers.watermarks(ranges).items()
+            for partition, watermark in watermarks.items()
             if not self._is_acknowledged(partition, wanted := self._wanted(partition, watermark))
         }
+        if not ranges:  # else they were looked at as if the ranges were settled
+            uncommitted.clear()
+        uncommitted.update(moved)
+        return moved
 
     async def _send(self, offsets: dict[TopicPartition, CommitOffset]) -> None:
         await self._consumer.commit(offsets)
 
-    async def _commit(self, ranges: Sequence[Range] = (), *, announces: bool = False) -> bool:
+    async def _commit(
+        self, ranges: Sequence[Range] = (), *, of_all: bool = False, announces: bool = False
+    ) -> bool:
         async with self._lock:
             if announces:
                 self._announcing = None  # who comes from now on needs another commit
             if self._held or not self._ledgers.is_current(ranges):
                 return False
-            moved = self._moved(ranges)
+            moved = self._moved(ranges, of_all=of_all)
             if not moved and not ranges:
                 return True
             for partition, wanted in moved.items():
@@ -233,6 +251,7 @@ class Committer:
         """
         entry = self._entry(partition)
         announced, entry.is_found = entry.announce(announcement), entry.is_found or again
+        self._ledgers.uncommitted.add(partition)
         if self._announcing is None:
             done = self._announcing = anyio.Event()
             try:
@@ -250,6 +269,7 @@ class Committer:
         """Note which windows are closed, and their rows written: commits say so from now on."""
         entry = self._entry(partition)
         entry.announcement, entry.closed = None, closed
+        self._ledgers.uncommitted.add(partition)
 
     def closed(self, partition: TopicPartition) -> Closed | None:
         """Return which windows are closed, as far as it was committed or noted; None if nothing is known."""
@@ -258,6 +278,7 @@ class Committer:
     def withdraw(self, partition: TopicPartition) -> None:
         """Announce nothing for a partition any more: the next commit says so."""
         self._entry(partition).announcement = None
+        self._ledgers.uncommitted.add(partition)
 
     @property
     def may_commit(self) -> bool:
@@ -390,15 +411,17 @@ class TransactionalCommitter(Committer):
         self._transactions = transactions
         transactions.on_abort = metrics.transactions.labels("aborted").inc
 
-    async def commit(self) -> bool:
+    async def commit(self, *, of_all: bool = True) -> bool:
         """See `Committer.commit`; what an open transaction takes along is left to it."""
         if self._held or self._transactions.in_use:
             return False
-        if not self._moved() and not self._unknown():
+        unknown = self._unknown()
+        if not self._moved(of_all=of_all) and not unknown:
             return True
+        self._ledgers.uncommitted.update(unknown)  # asked for again, if that fails
         try:
             async with self.transaction():
-                return await self._commit()
+                return await self._commit(of_all=of_all)
         except CommitRefused:
             raise
         except ConsumerError as error:

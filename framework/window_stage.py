@@ -123,8 +123,7 @@ class WindowStage:
                 await self._tick()
         if self._replayed is None:
             await self._mark()
-            if (ledger := self._ledgers.get(self._partition)) is not None:
-                ledger.in_windows = self._held
+            self._ledgers.end_in_windows(self._partition, self._held)
 
     def _hold(self, resting: int, sent: int = 0) -> None:
         """Count the bytes of the open windows, and of rows that are sent on."""

@@ -294,7 +294,7 @@ class Ledgers:
         on_bytes: called with each change of the bytes in flight, and of those that are not mapped.
 
     Attributes:
-        changes: how often `settle` or `drop` were called.
+        uncommitted: partitions whose offset to commit may have moved since it was committed.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class Ledgers:
         self._held: dict[object, int] = {}
         self._generation = 0
         self._settled = Wakeup()
-        self.changes = 0
+        self.uncommitted: set[TopicPartition] = set()
 
     def open(
         self,
@@ -330,6 +330,7 @@ class Ledgers:
         ledger = self._ledgers[partition] = Ledger(partition, start, self._generation)
         ledger.replayed_to = replayed_to
         ledger.held_to = -1 if holds else None
+        self.uncommitted.add(partition)
         return ledger
 
     def drop(self, partition: TopicPartition) -> None:
@@ -339,7 +340,7 @@ class Ledgers:
             for batch in ledger.inflight:
                 self._on_bytes(-batch.nbytes, -batch.unmapped)
             self._letters_leave(ledger, 0)
-            self._changed()
+            self._settled.notify()
 
     def give_back(self, ledger: Ledger, end: int | None) -> None:
         """Forget the ranges from offset `end` on, or above the watermark; see `Ledger.give_back`."""
@@ -361,7 +362,9 @@ class Ledgers:
 
     def take_in(self, batch: Batch) -> None:
         """Record a batch of an assigned partition. Raises ValueError as `Ledger.take_in` does."""
-        self._ledgers[batch.topic_partition].take_in(batch)
+        partition = batch.topic_partition
+        self._ledgers[partition].take_in(batch)
+        self.uncommitted.add(partition)
         self._on_bytes(batch.nbytes, batch.nbytes)
 
     def mapped(self, r: Range, made: int) -> None:
@@ -405,6 +408,12 @@ class Ledgers:
             if (ledger := self._current(r)) is not None:
                 self._on_bytes(-ledger.release(r.first, r.last), 0)
 
+    def end_in_windows(self, partition: TopicPartition, held: Sequence[Range]) -> None:
+        """Note which offsets open windows hold when all is read: `Ledger.in_windows`."""
+        if (ledger := self._ledgers.get(partition)) is not None:
+            ledger.in_windows = held
+            self.uncommitted.add(partition)
+
     @property
     def held_bytes(self) -> int:
         """The bytes that `hold` counts, of all owners."""
@@ -416,6 +425,7 @@ class Ledgers:
             ledger = self._current(r)
             if ledger is not None:
                 done = ledger.settle(r.first, r.last)
+                self.uncommitted.add(ledger.partition)
                 if done:
                     self._on_bytes(
                         -sum([batch.nbytes for batch in done]),
@@ -424,7 +434,7 @@ class Ledgers:
                 for batch in done:
                     self._on_settled(ledger.partition, batch)
                 self._letters_leave(ledger, r.first, r.last)
-        self._changed()
+        self._settled.notify()
 
     def _letters_leave(self, ledger: Ledger, first: int, last: int = sys.maxsize) -> None:
         """Note that failed records of a range are settled or lost."""
@@ -434,10 +444,6 @@ class Ledgers:
     def _current(self, r: Range) -> Ledger | None:
         ledger = self._ledgers.get(r.topic_partition)
         return ledger if ledger is not None and ledger.generation == r.generation else None
-
-    def _changed(self) -> None:
-        self.changes += 1
-        self._settled.notify()
 
     @property
     def have_holes(self) -> bool:
@@ -465,7 +471,7 @@ class Ledgers:
 
         Ranges of an older generation are ignored.
         """
-        reached = self.watermarks(ranges)
+        reached = self.watermarks(ranges, ())
         return all(
             reached.get(r.topic_partition, 0) > r.last
             for r in ranges
@@ -477,21 +483,25 @@ class Ledgers:
         """Whether the end of any announced range has not been read again yet."""
         return any(ledger.is_replaying for ledger in self._ledgers.values())
 
-    def watermarks(self, settled: Iterable[Range] = ()) -> dict[TopicPartition, int]:
-        """Return the watermark of every partition that has one, as if `settled` were settled too."""
+    def watermarks(
+        self, settled: Iterable[Range] = (), partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, int]:
+        """Return the watermark of each partition that has one, as if `settled` were settled too.
+
+        Args:
+            partitions: those to return, beside those of `settled`; None: all.
+        """
         added: dict[TopicPartition, list[Range]] = defaultdict(list)
         for r in settled:
             added[r.topic_partition].append(r)
-        return {
-            partition: watermark
-            for partition, ledger in self._ledgers.items()
-            if (
-                watermark := ledger.watermark_with(added[partition])
-                if partition in added
-                else ledger.watermark
-            )
-            is not None
-        }
+        found: dict[TopicPartition, int] = {}
+        for partition in self._ledgers if partitions is None else {*partitions, *added}:
+            if (ledger := self._ledgers.get(partition)) is not None:
+                ranges = added.get(partition)
+                watermark = ledger.watermark_with(ranges) if ranges else ledger.watermark
+                if watermark is not None:
+                    found[partition] = watermark
+        return found
 
     def __iter__(self) -> Iterator[Ledger]:
         return iter(self._ledgers.values())

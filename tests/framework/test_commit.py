@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from kmr.commit import Committer
-from kmr.delivery.announcement import Announcement, Generation, generation_of
-from kmr.delivery.ledger import Ledgers
+from kmr.commit import Committer, TransactionalCommitter
+from kmr.delivery.announcement import Announcement, Closed, Generation, generation_of
+from kmr.delivery.ledger import Ledger, Ledgers
 from kmr.errors import CommitRefused, ConsumerError
 from kmr.kafka.consumer import CommitOffset
 from kmr.observe.metrics import Metrics
@@ -20,7 +22,7 @@ from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, 
 from .workers import P0, P1, committed, locate, put, running, written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kmr.record import TopicPartition
     from kmr.reducers.sink import Delivery
@@ -184,16 +186,16 @@ async def test_partitions_are_looked_at_when_records_were_settled_and_seldom_els
     looks: list[float] = []
     watermarks = ledgers.watermarks
 
-    def looked(settled: Iterable[Range] = ()) -> dict[TopicPartition, int]:
+    def looked(*given: Any) -> dict[TopicPartition, int]:
         looks.append(anyio.current_time())
-        return watermarks(settled)
+        return watermarks(*given)
 
     monkeypatch.setattr(ledgers, "watermarks", looked)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(committer.run)
         for _ in range(60):
             await clock.advance(1.0)
-        assert len(looks) <= 12
+        assert len(looks) <= 3
         del looks[:]
         settle(ledgers, 0, 4)
         await clock.advance(1.0)
@@ -207,6 +209,211 @@ async def test_partitions_are_looked_at_when_records_were_settled_and_seldom_els
         await clock.advance(1.0)
         assert committed(consumer) == {P0: 10}
         tasks.cancel_scope.cancel()
+
+
+async def test_an_announcement_looks_at_the_partitions_that_moved_alone(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = MemoryConsumer()
+    committer, ledgers = committer_of(consumer, "exactly-once")
+    for partition in range(1, 50):
+        committer.begin(idle := P0._replace(partition=partition), at(0))
+        ledgers.open(idle, 0)
+    assert await committer.commit()
+    wanted: list[TopicPartition] = []
+    find = committer._wanted
+
+    def found(partition: TopicPartition, watermark: int) -> CommitOffset:
+        wanted.append(partition)
+        return find(partition, watermark)
+
+    monkeypatch.setattr(committer, "_wanted", found)
+    assert await committer.announce(P0, Announcement(0, 4, "token", "writer", generation=7))
+    settle(ledgers, 0, 4)
+    assert await committer.announce(P0, Announcement(5, 9, "other", "writer", generation=7))
+    assert set(wanted) == {P0}
+    assert committed(consumer) == {P0: 5}
+    consumer.fenced = True
+    settle(ledgers, 5, 9)
+    assert not await committer.commit(of_all=False)
+    consumer.fenced = False
+    assert await committer.commit(of_all=False), "what was refused is not forgotten"
+    assert committed(consumer) == {P0: 10}
+
+
+class Troubled(MemoryConsumer):
+    """Answers no commit while it `is_silent`."""
+
+    is_silent = False
+
+    async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
+        if self.is_silent:
+            raise ConsumerError("no answer")
+        await super().commit(offsets)
+
+
+class Steps:
+    """What happens to a committer and its ledgers; each method is a step, `amount` is 1 to 6."""
+
+    def __init__(self) -> None:
+        self.consumer, self.ledgers = Troubled(), Ledgers()
+        self.committer = Committer(
+            self.consumer,
+            self.ledgers,
+            delivery="at-least-once",
+            interval=1.0,
+            metrics=Metrics(),
+        )
+
+    async def take(self, step: str, number: int, amount: int) -> None:
+        partition = P0._replace(partition=number)
+        if self.ledgers.get(partition) is None:
+            await self.assign(partition, amount)
+        await getattr(self, step)(partition, amount)
+
+    def ledger(self, partition: TopicPartition) -> Ledger:
+        found = self.ledgers.get(partition)
+        assert found is not None
+        return found
+
+    async def assign(self, partition: TopicPartition, amount: int) -> None:
+        self.committer.begin(partition, at(0) if amount > 1 else None, windows=True)
+        ledger = self.ledgers.open(partition, None if amount == 2 else 0, holds=True)
+        ledger.until = 6
+
+    async def lose(self, partition: TopicPartition, _amount: int) -> None:
+        self.committer.forget(partition)
+        self.ledgers.drop(partition)
+
+    async def read(self, partition: TopicPartition, amount: int) -> None:
+        first = (self.ledger(partition).position or 0) + amount % 2
+        self.ledgers.take_in(batch_of("t", partition.partition, first, [b"x"] * amount))
+
+    async def settle(self, partition: TopicPartition, amount: int) -> None:
+        ledger = self.ledger(partition)
+        first, end = (ledger.watermark or 0) + amount // 5, ledger.position or 0
+        if first < end:
+            self.ledgers.settle([Range(*partition, first, end - 1, ledger.generation)])
+
+    async def announce(self, partition: TopicPartition, amount: int) -> None:
+        first = self.ledger(partition).watermark or 0
+        announcement = Announcement(first, first + amount, "token", "writer")
+        await self.committer.announce(partition, announcement, again=amount == 1)
+
+    async def withdraw(self, partition: TopicPartition, _amount: int) -> None:
+        self.committer.withdraw(partition)
+
+    async def close(self, partition: TopicPartition, amount: int) -> None:
+        self.committer.close_windows(partition, Closed(amount, amount))
+
+    async def end(self, partition: TopicPartition, _amount: int) -> None:
+        ledger = self.ledger(partition)
+        first, end = ledger.watermark or 0, ledger.position or 0
+        held = Range(*partition, first, end, ledger.generation)
+        self.ledgers.end_in_windows(partition, [held])
+
+    async def commit(self, _partition: TopicPartition, amount: int) -> None:
+        for _ in range(2):  # the second one sees that the first one is acknowledged
+            await self.committer.commit(of_all=amount == 1)
+
+    async def hold(self, _partition: TopicPartition, _amount: int) -> None:
+        self.committer.hold()
+
+    async def rejoin(self, _partition: TopicPartition, _amount: int) -> None:
+        self.committer.rejoined()
+
+    async def fence(self, _partition: TopicPartition, _amount: int) -> None:
+        self.consumer.fenced = not self.consumer.fenced
+
+    async def silence(self, _partition: TopicPartition, _amount: int) -> None:
+        self.consumer.is_silent = not self.consumer.is_silent
+
+
+STEPS = [
+    *("read", "settle", "announce", "withdraw", "close", "end", "assign", "lose"),
+    *("commit", "hold", "rejoin", "fence", "silence"),
+]
+
+
+async def commit_after(taken: Sequence[tuple[str, int, int]]) -> None:
+    """Take steps; then a commit of what moved must leave nothing to commit."""
+    steps = Steps()
+    for step in taken:
+        await steps.take(*step)
+    steps.consumer.fenced = steps.consumer.is_silent = False
+    steps.committer.rejoined()
+    assert await steps.committer.commit(of_all=False)
+    sent = len(steps.consumer.commits)
+    assert await steps.committer.commit()
+    assert steps.consumer.commits[sent:] == []
+
+
+@example([("assign", 0, 1)])
+@example([("read", 0, 4), ("commit", 0, 1), ("close", 0, 3)])
+@example([("read", 0, 6), ("close", 0, 6), ("commit", 0, 1), ("end", 0, 1)])
+@example([("read", 0, 4), ("announce", 0, 2), ("commit", 0, 1), ("withdraw", 0, 1)])
+@example([("assign", 0, 2), ("commit", 0, 1), ("read", 0, 1)])
+@example([("read", 0, 4), ("commit", 0, 1), ("fence", 0, 1), ("settle", 0, 1), ("commit", 0, 2)])
+@given(
+    st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2), st.integers(1, 6)), max_size=25)
+)
+def test_a_commit_forgets_no_partition_of_which_something_moved(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    anyio.run(commit_after, steps)
+
+
+class LostAnswers:
+    """Transactions that commit, and whose answers are lost."""
+
+    in_use = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """End."""
+
+    async def commit(self, *_offsets: object) -> None:
+        raise ConsumerError("no answer")
+
+
+class Forgetful(MemoryConsumer):
+    """Says which offsets are committed from the third time on."""
+
+    asked = 0
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, CommitOffset | None]:
+        self.asked += 1
+        if self.asked < 3:
+            raise ConsumerError("no answer")
+        return dict.fromkeys(partitions, at(5))
+
+
+async def test_what_a_transaction_without_an_answer_has_committed_is_asked_for_until_it_is_known(
+    clock: VirtualClock,
+) -> None:
+    consumer, ledgers = Forgetful(), Ledgers()
+    committer = TransactionalCommitter(
+        consumer,
+        ledgers,
+        LostAnswers(),  # type: ignore[arg-type]
+        interval=1.0,
+        metrics=Metrics(),
+    )
+    committer.begin(P0, at(0))
+    ledger = ledgers.open(P0, 0)
+    ledgers.take_in(batch_of("t", 0, 0, [b"x"] * 5))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(committer.run)
+        await clock.advance(1.0)  # all partitions are looked at
+        assert not await committer.commit_transaction([Range("t", 0, 0, 4, ledger.generation)])
+        for _ in range(3):
+            await clock.advance(1.0)
+        tasks.cancel_scope.cancel()
+    assert (committer.committed(P0), ledger.watermark) == (5, 5)
 
 
 async def test_after_an_attempt_without_an_answer_nothing_is_committed_before_the_next_generation(
