@@ -10,6 +10,7 @@ import msgspec
 from anyio import to_thread
 from clickhouse_connect.driver.binding import quote_identifier
 
+from ..delivery.row_letters import ROW
 from ..errors import SinkError
 from ..kafka.connection import ConnectionConfig
 from ..kafka.reading import read_topic
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 Counts: TypeAlias = "Counter[tuple[TopicPartition, int]]"
 """By partition and offset of a record: how many rows it has."""
 
+LETTER: Final = "kmr letter"
+"""In a row that a letter is of: the name of the letter, which its copies have too."""
+
 _ANY: Final = 2**62  # above all offsets
 
 
@@ -50,7 +54,7 @@ class Delivered:
         partitions: of the storm.
 
     Attributes:
-        rows: of windows, as `count` has found them.
+        rows: of windows, as `count` has found them; of a sink of errors, those of letters.
     """
 
     def __init__(self, writer: Any, partitions: Sequence[TopicPartition]) -> None:
@@ -94,6 +98,20 @@ class Delivered:
             counts.update({(at, offset): rows for offset, rows in pairs})
         return counts
 
+    def _letter(
+        self, place: dict[str, Any], headers: Mapping[str, Any], value: bytes | str | None
+    ) -> dict[str, Any]:
+        """Return the place of the record of a letter; if it is of a row, the row with the letter's name."""
+        if ROW not in headers:
+            return place
+        return self._object(value) | {LETTER: (*place.values(), headers[ROW])}
+
+    def _object(self, value: bytes | str | None) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(value or b"{}", type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise SinkError(f"{self.place}: a value is no JSON object ({error})") from error
+
     def _unnamed(self) -> SinkError:
         return SinkError(
             f"{self.place}: its rows have no columns partition and offset (and topic, for several "
@@ -129,6 +147,9 @@ class _InTopic(Delivered):
         counts: Counts = Counter()
         for batch in await read_batches(servers, [self._writer.topic]):
             for row in self._rows(batch):
+                if LETTER in row:
+                    self.rows.append(row)
+                    continue
                 if not {"partition", "offset"} <= row.keys() or (
                     "topic" not in row and len(self._topics) > 1
                 ):
@@ -138,17 +159,16 @@ class _InTopic(Delivered):
                     counts[at, int(row["offset"])] += 1
         return counts
 
-    def _rows(self, batch: Batch) -> Iterable[Mapping[str, Any]]:
+    def _rows(self, batch: Batch) -> Iterable[dict[str, Any]]:
         if isinstance(self._writer, DeadLetterWriter):
-            for headers in batch.records.column("headers").to_pylist():
-                texts = {each["key"]: each["value"].decode() for each in headers or ()}
-                yield {name: texts[f"kmr.{name}"] for name in OFFSET_COLUMNS}
+            columns = (batch.records.column(name).to_pylist() for name in ("headers", "value"))
+            for pairs, value in zip(*columns, strict=True):
+                headers = {each["key"]: each["value"] for each in pairs or ()}
+                letter = {name: headers[f"kmr.{name}"].decode() for name in OFFSET_COLUMNS}
+                yield self._letter(letter, headers, value)
             return
         for value in batch.records.column("value").to_pylist():
-            try:
-                yield msgspec.json.decode(value or b"{}", type=dict[str, Any])
-            except msgspec.DecodeError as error:
-                raise SinkError(f"{self.place}: a message is no JSON object ({error})") from error
+            yield self._object(value)
 
 
 def delivered_by(reducer: Reducer | None, partitions: Sequence[TopicPartition]) -> Delivered | None:

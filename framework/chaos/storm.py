@@ -21,14 +21,14 @@ from ..memory.window_model import with_offsets
 from ..record import TopicPartition
 from ..sinks.clickhouse.client import URL_VARIABLE
 from .course import Load, ScheduleRun
-from .delivered import delivered_by, needs_clickhouse, read_batches
+from .delivered import needs_clickhouse, read_batches
 from .faults import PROCESS_FAULTS, Strike, plan
 from .hurried import STRATEGY_VARIABLE
 from .records import map_all
 from .services import START_TIMEOUT, ProcessRecord, RunningServices, ServiceFailed, free_port
 from .site import GroupsView, SystemUnderTest, WorkerUnderTest
 from .verdict import Verdict, expect, judge
-from .windows import require_countable, sink_of, wrong_windows
+from .windows import errors_of, records_of, require_countable, sink_of, wrong_windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -139,19 +139,18 @@ def carry_out(
     require_countable(strategy)
     strategy = with_offsets(strategy, keyed=False)
     ended = anyio.run(_carry_out, storm, strategy, directory, say)
+    window, delivery, diverted = strategy.window, strategy.requested_delivery, ended.errors
+    if diverted is not None and window is not None:
+        diverted = diverted + records_of(ended.letters, next(iter(storm.values)))
     verdicts = {
-        branch: judge(
-            expected,
-            ended.found[branch],
-            ended.errors,
-            strategy.requested_delivery,
-            ended.acknowledged,
-        )
+        branch: judge(expected, ended.found[branch], diverted, delivery, ended.acknowledged)
         for branch, expected in expect(strategy, ended.batches).items()
     }
-    if (window := strategy.window) is not None:
+    if window is not None:
         wrong = wrong_windows(
-            window, map_all(strategy, ended.batches), ended.windows, ended.errors or Counter()
+            *(window, map_all(strategy, ended.batches), [*ended.windows, *ended.letters]),
+            ended.errors or Counter(),
+            once=delivery != "at-least-once",
         )
         verdicts = {at: each.with_offences(wrong) for at, each in verdicts.items()}
     killed = sum(line["ending"] == "killed" for line in ended.record.processes)
@@ -179,6 +178,7 @@ class _Ended:
     struck: int
     sent: int
     windows: Sequence[Mapping[str, Any]] = ()
+    letters: Sequence[Mapping[str, Any]] = ()
 
 
 async def _carry_out(
@@ -217,8 +217,10 @@ async def _carry_out(
         TopicPartition(*at): sorted(values) for at, values in site.load.acknowledged.items()
     }
     rows = [row for sink in site.sinks.values() for row in sink.rows]
+    letters = [] if site.errors is None else site.errors.rows
     return _Ended(
-        record, batches, found, errors, acknowledged, given_up, course.struck, site.load.sent, rows
+        *(record, batches, found, errors, acknowledged, given_up, course.struck, site.load.sent),
+        *(rows, letters),
     )
 
 
@@ -247,11 +249,7 @@ class _StrategyUnderTest(SystemUnderTest):
                     "tries any strategy"
                 )
             self.sinks[branch] = sink
-        self.errors = delivered_by(strategy.reduce_err, partitions)
-        if strategy.window is not None and self.errors is None:
-            raise StrategyError(
-                "kmr chaos: late records are looked for in reduce_err: write it to a topic or a table"
-            )
+        self.errors = errors_of(strategy, partitions)
         self.bootstrap_servers = f"127.0.0.1:{free_port()}"
         self.view = GroupsView(self.bootstrap_servers, [GROUP], record)
         self.load = Load(self.bootstrap_servers, storm.values, storm.partitions, storm.rate, record)

@@ -9,14 +9,15 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from clickhouse_connect.driver.binding import quote_identifier
 
-from ..errors import StrategyError
-from ..memory.window_model import OFFSETS, WindowsOfLog
-from ..record import Batch, TopicPartition
+from ..errors import SinkError, StrategyError
+from ..memory.window_model import OFFSETS, WindowOutcomes, WindowsOfLog
+from ..record import OFFSET_COLUMNS, Batch, TopicPartition
 from ..sinks.clickhouse.client import connect
 from ..sinks.clickhouse.writer import ClickHouseWriter
+from ..sinks.kafka.letter_writer import DeadLetterWriter
 from ..sinks.parquet.files import open_directory
 from ..sinks.parquet.writer import ParquetWriter
-from .delivered import Delivered, delivered_by
+from .delivered import LETTER, Delivered, delivered_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -65,11 +66,7 @@ class WindowsDelivered(Delivered):
 
     def _count(self) -> Counts:
         self.rows = self._read().to_pylist()
-        counts: Counts = Counter()
-        for row in self.rows:
-            at = TopicPartition(self._topics[0], row["partition"])
-            counts.update((at, offset) for offset in row[OFFSETS])
-        return counts
+        return records_of(self.rows, self._topics[0])
 
     def _read(self) -> pa.Table:
         writer: Any = self._writer
@@ -88,6 +85,54 @@ class WindowsDelivered(Delivered):
             if not int(str(client.command(f"EXISTS TABLE {where}"))):
                 return pa.table({})
             return client.query_arrow(f"SELECT * FROM {where}")  # noqa: S608  a quoted name
+
+
+class _LettersInTable(WindowsDelivered):
+    """The letters in a table; `rows` are those that letters of rows are of."""
+
+    def _count(self) -> Counts:
+        counts: Counts = Counter()
+        for row in self._read().to_pylist():
+            if not {"headers", "value"} <= row.keys():
+                raise SinkError(
+                    f"{self.place}: it has no columns headers and value, by which kmr chaos tells "
+                    "letters of rows from those of records"
+                )
+            headers = {pair["key"]: pair["value"] for pair in row["headers"] or ()}
+            place = {name: row[name] for name in OFFSET_COLUMNS}
+            letter = self._letter(place, headers, row["value"])
+            if LETTER in letter:
+                self.rows.append(letter)
+            else:
+                counts[TopicPartition(row["topic"], row["partition"]), row["offset"]] += 1
+        return counts
+
+
+def records_of(rows: Iterable[Mapping[str, Any]], topic: str) -> Counts:
+    """Count the rows of windows that each record is in."""
+    counts: Counts = Counter()
+    for row in rows:
+        at = TopicPartition(topic, row["partition"])
+        counts.update((at, offset) for offset in row[OFFSETS])
+    return counts
+
+
+def errors_of(strategy: Strategy, partitions: Sequence[TopicPartition]) -> Delivered | None:
+    """Return how to count what `reduce_err` has; None if it cannot be read.
+
+    Raises:
+        StrategyError: the strategy has a window, and letters of its rows cannot be read there.
+    """
+    writer = strategy.reduce_err
+    found = delivered_by(writer, partitions)
+    if strategy.window is None or isinstance(writer, DeadLetterWriter):
+        return found
+    if found is None or not isinstance(writer, ClickHouseWriter | ParquetWriter):
+        raise StrategyError(
+            "kmr chaos: late records, and rows that the sink refuses, are looked for in reduce_err: let it "
+            "be a DeadLetterWriter, ClickHouseWriter or ParquetWriter"
+        )
+    return _LettersInTable(found, writer, partitions)
 
 
 def sink_of(
@@ -110,29 +155,31 @@ def wrong_windows(
     mapped: Iterable[tuple[Batch, MapResult]],
     rows: Iterable[Mapping[str, Any]],
     errors: Counts,
+    *,
+    once: bool,
 ) -> dict[str, list[str]]:
     """Return the wrong windows, by their fault.
 
     Args:
         mapped: the records of the topic, and what the map makes of them.
+        rows: those in the sink, and those of letters, which have the name of the letter as `LETTER`.
+        errors: the records in `reduce_err`, without those of the letters of rows.
+        once: no row may be there twice.
     """
-    models = {at.partition: (at, model) for at, model in _models(window, mapped).items()}
+    found = {
+        at.partition: (at, WindowOutcomes(model, once=once))
+        for at, model in _models(window, mapped).items()
+    }
     wrong: dict[str, list[str]] = defaultdict(list)
-    seen: set[tuple[Any, ...]] = set()
     for row in rows:
-        at, model = models[row["partition"]]
-        moment = pa.scalar(row["window_start"]).cast(pa.timestamp("us"))
-        key = (moment.cast(pa.int64()).as_py(), *(row[name] for name in window.by))
-        name = f"{at} {row['window_start']} {key[1:]}"
-        found = list(row[OFFSETS])
-        # The wall clock closes a window before some of its records came: these are in `reduce_err`.
-        if found != model.offsets.get(key, [])[: len(found)]:
-            wrong["windows have records that are not theirs"].append(name)
-        if (at, key) in seen:
-            wrong["windows have two rows"].append(name)
-        if any((at, offset) in errors for offset in found):
-            wrong["records are in a window and in reduce_err"].append(name)
-        seen.add((at, key))
+        at, outcomes = found[row["partition"]]
+        faults = outcomes.add(row, row.get(LETTER))
+        if once and any((at, offset) in errors for offset in row[OFFSETS]):
+            faults["a record is in a window and in reduce_err"] = (
+                f"the window {row['window_start']}"
+            )
+        for fault, shown in faults.items():
+            wrong[fault].append(f"{at}: {shown}")
     return wrong
 
 

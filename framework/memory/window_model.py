@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import Counter, defaultdict
+from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from ..columns.texts import json_rows
 from ..errors import StrategyError
 from ..record import Batch, Rows
 from .window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from ..mapping.results import MapResult
     from ..strategy import Strategy
@@ -79,6 +82,7 @@ class WindowsOfLog:
         self.of_record: dict[int, set[Key]] = defaultdict(set)
         self.level = np.zeros(mapped[-1][0].last + 2, np.int64)  # before each offset
         self.invalid: set[int] = set()
+        self._groups: dict[Key, Key] = {}
         offsets: list[int] = []
         times: list[int | None] = []
         keys: list[Key] = []
@@ -92,7 +96,9 @@ class WindowsOfLog:
                 self._require_offsets(table, found)
                 times += self._times(table, batch, found)
                 by = (table.column(name).to_pylist() for name in window.by)
-                keys += list(zip(*by, strict=True)) or [()] * len(found)
+                groups = list(zip(*by, strict=True)) or [()] * len(found)
+                keys += groups
+                self._groups.update(zip(self._in_json(table), groups, strict=True))
         self._fill(offsets, times, keys)
 
     def _require_offsets(self, table: pa.Table, offsets: list[int]) -> None:
@@ -114,6 +120,20 @@ class WindowsOfLog:
         of_record: dict[int, Any] = dict(zip(batch.offsets().tolist(), known, strict=True))
         pairs = zip(times, offsets, strict=True)
         return [None if t and 0 < of_record[o] < t - ahead else t for t, o in pairs]
+
+    def _in_json(self, table: pa.Table) -> list[Key]:
+        """Return the group of each row as it is in the letter of a row."""
+        texts = json_rows(table.select(self.window.by)).objects
+        return [tuple(msgspec.json.decode(text or b"{}").values()) for text in texts]
+
+    def key_of(self, row: Mapping[str, Any]) -> Key:
+        """Return the window of a row, as a sink has it or as the JSON of a letter."""
+        start = row["window_start"]
+        if isinstance(start, str):
+            start = datetime.fromisoformat(start)
+        moment = pa.scalar(start).cast(pa.timestamp("us")).cast(pa.int64()).as_py()
+        group = tuple(row[name] for name in self.window.by)
+        return (moment, *self._groups.get(group, group))
 
     def _fill(self, offsets: list[int], times: list[int | None], keys: list[Key]) -> None:
         window, level, at = self.window, 0, 0
@@ -167,3 +187,46 @@ class WindowsOfLog:
             return end
         still_open = (o[0] for key, o in self.offsets.items() if not self.closed(key, end))
         return min([*still_open, end])
+
+
+class WindowOutcomes:
+    """What became of the rows of a log's windows: each is written or has a letter, once.
+
+    Args:
+        once: whether a row that is there twice is a fault.
+
+    Attributes:
+        offsets: of each window that was found, how often each of its records was.
+        written: the windows whose row is written.
+    """
+
+    def __init__(self, model: WindowsOfLog, *, once: bool) -> None:
+        self._model = model
+        self._once = once
+        self.offsets: dict[Key, Counter[int]] = {}
+        self.written: set[Key] = set()
+        self._letters: dict[Key, Hashable] = {}
+
+    def add(self, row: Mapping[str, Any], letter: Hashable | None = None) -> dict[str, str]:
+        """Add a row that is written, or that of a letter; return its faults, with a description.
+
+        Args:
+            letter: the name of the letter; its copies have the same.
+        """
+        model, faults = self._model, []
+        key, found = model.key_of(row), list(row[OFFSETS])
+        wanted = model.offsets.get(key, [])
+        # The wall clock closes a window before some of its records came: these are late.
+        if found != (wanted if model.window.idle is None else wanted[: len(found)]):
+            faults.append("a window has other records than its own")
+        self.offsets.setdefault(key, Counter()).update(found)
+        if letter is None:
+            if self._once and key in self.written:
+                faults.append("a window's row is there twice")
+            self.written.add(key)
+        elif self._letters.setdefault(key, letter) != letter and self._once:
+            faults.append("a window's row has letters that are no copies")
+        if key in self.written and key in self._letters:
+            faults.append("a window's row is there, and has a letter")
+        shown = f"the window {row['window_start']} of {key[1:]}"
+        return dict.fromkeys(faults, f"{shown} has {found}, and should have {wanted}")

@@ -7,8 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+import pyarrow as pa
 
-from kmr import Distinct, Json, Record, Strategy, map_record
+from kmr import Distinct, Json, Record, Strategy, Window, map_record
+from kmr.delivery.failures import RowLetters
+from kmr.delivery.row_letters import ROW
 from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter, ParquetWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -74,6 +77,62 @@ LOSING = replace(
 )
 TOPIC = replace(ORDERS, map=located, reduce=[KafkaWriter("results", value="json")])
 STREAM = replace(ORDERS, reduce=[StreamWriter("stdout", max_rows=7)], reduce_err=None)
+
+
+class RefusingWriter(ClickHouseWriter):
+    """A table that refuses the windows of every third customer."""
+
+    def create_statement(self, declared: pa.Schema | None = None) -> str:
+        """Add the rule."""
+        columns, engine, rest = super().create_statement(declared).partition("\n)\nENGINE")
+        rule = "CONSTRAINT known CHECK cityHash64(customer) % 3 != 0"
+        return f"{columns},\n{rule}{engine}{rest}"
+
+
+WINDOWS = Strategy(
+    value=Json(Order),
+    reduce=[
+        Window(
+            "500ms",
+            time="timestamp",
+            by=["customer"],
+            columns={"n": ("*", "count")},
+            lateness="200ms",
+            late="dead-letter",
+            idle="1s",
+        ),
+        RefusingWriter("order_windows", max_age=0.3),
+    ],
+    reduce_err=DeadLetterWriter("orders-dead", max_age=0.3),
+)
+"""Of its rows, some are refused."""
+
+
+class LosingLetters(DeadLetterWriter):
+    """The guarantee is broken: of the letters of rows, the first of each flush is gone."""
+
+    def add(self, rows: Rows) -> None:
+        """Drop it."""
+        super().add(
+            replace(rows, table=rows.table.slice(1)) if isinstance(rows, RowLetters) else rows
+        )
+
+
+class DoublingLetters(DeadLetterWriter):
+    """The guarantee is broken: each letter of a row is there once more, under another name."""
+
+    def add(self, rows: Rows) -> None:
+        """Write it twice."""
+        super().add(rows)
+        if isinstance(rows, RowLetters):
+            letters = rows.table.to_pylist()
+            for letter in letters:
+                letter["headers"] = [{"key": ROW, "value": b"other"}]
+            super().add(replace(rows, table=pa.Table.from_pylist(letters, rows.table.schema)))
+
+
+LETTERS_LOST = replace(WINDOWS, reduce_err=LosingLetters("orders-dead", max_age=0.3))
+LETTERS_DOUBLED = replace(WINDOWS, reduce_err=DoublingLetters("orders-dead", max_age=0.3))
 
 DISTINCT = Strategy(
     value=Json(Order),

@@ -12,6 +12,7 @@ from anyio import to_thread
 from kmr.chaos.records import generate
 from kmr.chaos.storm import Storm, carry_out, possible_faults
 from kmr.errors import StrategyError
+from tests.framework.chaos import strategies
 from tests.framework.chaos.strategies import LOSING, ORDERS, STREAM, LosingWriter
 
 if TYPE_CHECKING:
@@ -64,3 +65,26 @@ async def test_a_sink_that_loses_rows_is_found_out(
     assert outcome.verdicts[""].failed > 0
     logs = {path.name for path in (tmp_path / "logs").iterdir()}
     assert logs == {"broker.log", "worker-1.log"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("WINDOWS", None),
+        ("LETTERS_LOST", "records are lost: neither in the sink nor in reduce_err"),
+        ("LETTERS_DOUBLED", "a window's row has letters that are no copies"),
+    ],
+)
+async def test_each_row_of_a_window_is_in_the_sink_or_a_letter(
+    name: str, fault: str | None, tmp_path: Path
+) -> None:
+    strategy = getattr(strategies, name)
+    # seed 1: broker, ClickHouse and workers are killed
+    storm = storm_of(strategy, name, workers=1, partitions=2, faults=1, seed=1)
+    outcome = await to_thread.run_sync(partial(carry_out, storm, strategy, tmp_path, print))
+    verdict = outcome.verdicts[""]
+    assert [offence.what for offence in verdict.offences] == ([fault] if fault else [])
+    assert verdict.refused > 0
+    assert verdict.delivered > 0
+    assert (outcome.given_up, outcome.died, outcome.struck) == ("", (), 1)
