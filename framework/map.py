@@ -12,7 +12,8 @@ from .delivery.failures import failed_records
 from .delivery.ranges import subtract_ranges
 from .errors import no_escape
 from .mapping.executor import LONGEST, LONGEST_WINDOW
-from .mapping.results import bytes_made
+from .mapping.registry_wait import RegistryWait
+from .mapping.results import NO_OFFSETS, MapResult, bytes_made
 from .mapping.stop import Stop
 from .memory.distinct import STAGE as DISTINCT_STAGE
 from .observe.status import StageStatus
@@ -20,6 +21,7 @@ from .observe.waits import REBALANCE, ROOM, Waiting
 from .record import Range, ReplayEnd, Rows
 from .service import watchdog
 from .strategy import MAP_STAGE
+from .values.registry.registry import RegistryUnavailable, callers_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from .delivery.ledger import Ledger
     from .map_shared import Share
     from .mapping.functions import MapSpec
-    from .mapping.results import Failure, MapResult
+    from .mapping.results import Failure
     from .mapping.together import MappedBatch
     from .memory.remembering import Remembering
     from .parts import MapParts, MapPorts
@@ -77,6 +79,7 @@ class MapStage:
         self._waiting = anyio.CancelScope()
         self._waits = Waiting()
         self._at_rest = StageStatus(f"map {ledger.partition}", "idle", queued=0)
+        self._registry = RegistryWait(self._at_rest.name, self._metrics.count_registry_wait)
         self._stop = Stop()
         self._draining = False
         self._mapped_to = ledger.position
@@ -84,7 +87,7 @@ class MapStage:
         self._mapping_since: float | None = None
         self._taken = 0
         self._is_slow = False
-        self._rest: Batch | None = None
+        self._rests: list[Batch] = []
 
     async def run(self) -> None:
         """Map until the inbox is closed and empty, `drain` or `cancel`.
@@ -94,6 +97,7 @@ class MapStage:
             StrategyError: the map function returned a value that cannot become rows.
             CorruptRecords: a batch cannot be decoded.
         """
+        callers_wait.set(True)
         try:
             with self._scope, no_escape():
                 await self._restore()
@@ -146,9 +150,7 @@ class MapStage:
                             return
                         part, rest = await self._executor.cut(rest, self._max_records)
                         self._stop = Stop()
-                        mapped = await self._executor.map(
-                            self._strategy.map, self._strategy.map_spec, part, stop=self._stop
-                        )
+                        mapped = await self._apply(part)
                         if mapped.rest is not None:
                             rest = batch.slice(mapped.rest, batch.last)
                             if mapped.rest <= part.first:
@@ -232,9 +234,7 @@ class MapStage:
             try:
                 async with self._metrics.tracing.mapping(batch) as span:
                     with self._waits.on("a thread or process for its map"):
-                        mapped = await self._executor.map(
-                            self._strategy.map, self._strategy.map_spec, batch, begin, self._stop
-                        )
+                        mapped = await self._apply(batch, begin)
                     if span is not None:
                         await span.mapped(mapped)
             finally:
@@ -263,6 +263,19 @@ class MapStage:
         self._ports.errors.count_mapped(len(batch) - filtered)
         await self._send(batch, mapped, letters)
         return mapped.rest
+
+    async def _apply(self, batch: Batch, on_begin: Callable[[], None] = lambda: None) -> MapResult:
+        """Map a batch; map nothing of it, after a pause, where a schema registry does not answer."""
+        function, spec = self._strategy.map, self._strategy.map_spec
+        try:
+            mapped = await self._executor.map(function, spec, batch, on_begin, self._stop)
+        except RegistryUnavailable as error:
+            self._mapping_since = None
+            with anyio.CancelScope() as self._waiting:
+                await self._registry.pause(error)
+            return MapResult(None, NO_OFFSETS, rest=batch.first)
+        self._registry.over()
+        return mapped
 
     def _range(self, batch: Batch) -> Range:
         generation = self._ledger.generation
@@ -326,7 +339,7 @@ class MapStage:
         """Note that a batch is mapped, or its first part."""
         rest = mapped.result.rest
         if rest is not None:
-            self._rest = self._rest or batch.slice(rest, batch.last)
+            self._rests.append(batch.slice(rest, batch.last))
         if rest is None or rest > batch.first:
             self._note_mapped(_until(batch, rest), mapped.made)
 
@@ -357,11 +370,11 @@ class MapStage:
         if mapped.result.rest is None or mapped.result.rest > batch.first:
             await self._send(_until(batch, mapped.result.rest), mapped.result)
 
-    def take_rest(self) -> Batch | None:
-        """Return the part of its last batch that was not mapped with those of others."""
+    def take_rests(self) -> list[Batch]:
+        """Return the parts of its last batches that were not mapped with those of others."""
         self._mapping_since = None
-        rest, self._rest = self._rest, None
-        return rest
+        rests, self._rests = self._rests, []
+        return rests
 
     def _rows(self, batch: Batch, mapped: MapResult, ranges: tuple[Range, ...]) -> Rows | None:
         """Return the rows of a batch; without any, settle the ranges."""
@@ -385,15 +398,17 @@ class MapStage:
         if since is None and self.is_idle:
             return self._at_rest
         shared = 0 if self.share is None else len(self.share.waiting)
-        activity: Literal["idle", "mapping", "waiting"] = "mapping"
+        activity: Literal["mapping", "waiting", "retrying"] = "mapping"
         if since is None:
-            since, activity = self._busy_since, "waiting"
+            since = self._busy_since
+            activity = "waiting" if self._registry.reason is None else "retrying"
         seconds = 0.0 if since is None else now - since
         return StageStatus(
             name=f"map {self._ledger.partition}",
             activity=activity,
             queued=self._ports.inbox.statistics().current_buffer_used + shared,
             seconds=seconds,
+            reason=self._registry.reason,
             working=seconds if activity == "mapping" else 0.0,
             waits_for=self._waits.what,
             waited=self._waits.seconds(now),

@@ -21,6 +21,7 @@ from .observe.tracing import OFF
 from .service import watchdog
 from .service.threads import run_in_thread
 from .service.wakeup import Wakeup
+from .values.registry.registry import callers_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -159,6 +160,7 @@ class SharedMap:
         Raises:
             KmrError: as `MapStage.run`.
         """
+        callers_wait.set(True)
         async with anyio.create_task_group() as tasks:
             while True:
                 while not self._closing and not self._ready:
@@ -211,9 +213,9 @@ class SharedMap:
                 self._inboxes.taken(batch.topic_partition)
         return items
 
-    def leave(self, share: Share, rest: Batch | None = None) -> None:
-        """Let its own stage map the batches that wait, after the rest of one that was begun."""
-        for batch in (*([rest] if rest is not None else []), *share.waiting):
+    def leave(self, share: Share, rests: Sequence[Batch] = ()) -> None:
+        """Let its own stage map the batches that wait, after the rests of those that were begun."""
+        for batch in (*rests, *share.waiting):
             share.alone += 1
             self._inboxes.put_alone(batch)
         share.waiting.clear()
@@ -378,10 +380,11 @@ class _Round:
             for (share, batch), outcome in self._outcomes(begin, end)
             if not isinstance(outcome, Exception) and not share.is_dropped
         ]
-        if not done:
-            return
         for stage, batch, outcome in done:
             stage.note_mapped(batch, outcome)
+        done = [each for each in done if each[2].result.rest != each[1].first]
+        if not done:
+            return
         budget, metrics = self._parts.budget, self._parts.metrics
         made = sum(outcome.made for _, _, outcome in done)
         peak = max(outcome.made / max(1, batch.nbytes) for _, batch, outcome in done)
@@ -446,7 +449,7 @@ class _Round:
 
     def _end(self, share: Share) -> None:
         share.scopes.clear()
-        rest = share.stage.take_rest()
-        if rest is not None and not self._shared.is_draining:
-            self._shared.leave(share, rest)
+        rests = share.stage.take_rests()
+        if rests and not self._shared.is_draining:
+            self._shared.leave(share, rests)
         self._shared.free(share)

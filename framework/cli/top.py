@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _TIMEOUT: Final = 5.0  # seconds
 _ACTIVITY: Final = {"retrying": "yellow", "held": "yellow", "flushing": "green", "idle": "dim"}
 _FAILURES: Final = 5
-_REPEATED: Final = ("flush repeated", "commit failed")
+_REPEATED: Final = ("map repeated", "flush repeated", "commit failed")
 _STATE: Final = {"running": "green", "failed": "red", "stopped": "dim"}
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .kinds import Array, Mask
 
 ZONED_TIME_OF_DAY: Final = "a time of day with a zone has no type; return a datetime"
-_QUOTED_ROWS: Final = 1_000  # further rows of a column share one reason
+_ROWS_AT_ONCE: Final = 1_000  # as Python values
 
 
 def reasons(
@@ -34,16 +34,15 @@ def reasons(
     if cast.bad is None:
         return {}
     rows = np.flatnonzero(cast.bad if skip is None else cast.bad & ~skip)
-    quoted = rows[:_QUOTED_ROWS]
     # Arrow cannot take views
     known = array if isinstance(array.type, pa.UuidType) else plain(array)
-    values = python_values(known.take(pa.array(quoted, pa.int64())))
     found = {}
-    for row, value in zip(quoted.tolist(), values, strict=True):
-        place = next((name for name, where in cast.places.items() if name and where[row]), "")
-        found[row] = cannot_hold(f"{column}{place}", type_name, _inside(value, place))
-    for row in rows[_QUOTED_ROWS:].tolist():
-        found[row] = f"column {column} ({type_name}): the value does not fit"
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[start : start + _ROWS_AT_ONCE]
+        values = python_values(known.take(pa.array(some, pa.int64())))
+        for row, value in zip(some.tolist(), values, strict=True):
+            place = next((name for name, where in cast.places.items() if name and where[row]), "")
+            found[row] = cannot_hold(f"{column}{place}", type_name, _inside(value, place))
     return found
 
 

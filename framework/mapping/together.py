@@ -19,6 +19,7 @@ import pyarrow as pa
 from ..errors import StrategyError
 from ..formats.batch_decoder import decode_together
 from ..record import ROW_OVERHEAD, TIME_COLUMNS
+from ..values.registry.registry import RegistryUnavailable
 from .collecting import CollectedRows
 from .functions import apply
 from .results import NO_OFFSETS, Failure, MapResult, bytes_made, from_rows
@@ -145,6 +146,8 @@ class Together:
                 self._map_each(each)
                 return
             self._map_each(None)
+        except RegistryUnavailable:  # before any call: the stages of the partitions wait for it
+            self._leave(0)
         finally:
             with self._lock:
                 self._at = len(self.batches)
@@ -167,6 +170,9 @@ class Together:
                 made = bytes_made(batch, result, mine)
                 count = len(mine) if result.rest is None else _below(mine, result.rest)
                 self.outcomes[number] = MappedBatch(result, count, made)
+            except RegistryUnavailable:
+                self._leave(number)
+                return
             except Exception as error:  # noqa: BLE001  the stage of the partition raises it
                 self.outcomes[number] = error
                 return
@@ -213,7 +219,7 @@ class Together:
 
     def _map_at_once(self, joined: pa.RecordBatch, numbered: pa.RecordBatch) -> None:
         if self._stop.requested:
-            self._leave_all()
+            self._leave(0)
             return
         # Decoding can be left to the partitions; a call of the user's function cannot be made twice.
         if self._function is not None and not self._begin_all():
@@ -237,8 +243,9 @@ class Together:
         batch = bisect_right(self._starts, failure.offset) - 1
         self._failures[batch].append(failure._replace(offset=offset))
 
-    def _leave_all(self) -> None:
-        for number, batch in enumerate(self.batches):
+    def _leave(self, begin: int) -> None:
+        """Leave the batches from number `begin` on to the stages of their partitions."""
+        for number, batch in enumerate(self.batches[begin:], begin):
             self.outcomes[number] = MappedBatch(MapResult(None, NO_OFFSETS, rest=batch.first), 0, 0)
 
     def _convert(self, begin: int, end: int) -> None:

@@ -10,7 +10,9 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-FailureKind = Literal["record failed", "flush repeated", "commit failed", "worker ended"]
+FailureKind = Literal[
+    "record failed", "map repeated", "flush repeated", "commit failed", "worker ended"
+]
 
 _MOST: Final = 20
 _LONGEST: Final = 1_000

@@ -53,7 +53,7 @@ class Metrics:
         tracing: makes a span of each batch and each flush; see `kmr.observe.tracing.telemetry`.
         failures: the latest failures, with the reasons that counters do not have.
         done: what the worker has done so far.
-        repeated: how many attempts to flush, and commits, failed and are repeated.
+        repeated: how many attempts to flush and to decode, and commits, failed and are repeated.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,10 @@ class Metrics:
             "From the newest timestamp of a batch until the batch is settled.",
         )
         self.map_seconds = histogram("map_seconds", "Time in the map function, per batch.")
-        self.map_retries = counter("map_retries", "Calls of the map function that were repeated.")
+        self.map_retries = counter(
+            "map_retries",
+            "Calls of the map function that were repeated, and pauses for a schema registry.",
+        )
         self.flush_records = histogram(
             "reduce_flush_records", "Rows of one flush.", "stage", buckets=_ROWS
         )
@@ -299,6 +302,12 @@ class Metrics:
         self.flush_retries.labels(stage).inc(attempts)
         self.repeated += attempts
         self.failures.note("flush repeated", stage, reason, attempts)
+
+    def count_registry_wait(self, reason: str) -> None:
+        """Count a map that must be repeated, because a schema registry does not answer."""
+        self.map_retries.inc()
+        self.repeated += 1
+        self.failures.note("map repeated", "map", reason)
 
     def count_lost_commit(self, result: Literal["fenced", "failed"], reason: str) -> None:
         """Count a commit that was refused or had no answer; the next one repeats it."""

@@ -183,7 +183,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
         uptime: seconds.
         workers: each of several; empty if there is only one.
         failed: records that failed since the start.
-        repeated: attempts to flush, and commits, that failed since the start and were repeated.
+        repeated: attempts to decode and to flush, and commits, that failed since the start and were
+            repeated.
         failures: the latest ones, with their reasons.
         tables: the look-up tables.
         backfill: the backfill beside it; None without one.

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from kmr.record import Record, TopicPartition
 from kmr.service.threads import run_in_thread
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter
+from kmr.values.registry.registry import RegistryUnavailable
+from kmr.values.value_format import Decoded, ValueFormat
 
 from .workers import locate, put, running, until_settled, written
 
@@ -210,6 +213,68 @@ async def test_a_record_that_fails_goes_to_the_error_sink_and_touches_no_other_p
     assert [written(journal, number) for number in range(6)] == [[0, 2]] * 6
     places = sorted((row["partition"], row["offset"]) for row in failed.rows())
     assert places == [(number, 1) for number in range(6)]
+
+
+class Away(ValueFormat):
+    """Reads values as they are; those that are `new` need a registry, which has answered once `is_back`."""
+
+    schema = pa.schema([("value", pa.binary())])
+
+    def __init__(self) -> None:
+        self.is_back = False
+        self.asked = 0
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        if any(b"new" in (value or b"") for value in values.to_pylist()) and not self.is_back:
+            self.asked += 1
+            raise RegistryUnavailable("no answer")
+        return Decoded(pa.RecordBatch.from_arrays([values], names=["value"]), {})
+
+
+@pytest.mark.parametrize("executor", ["thread", "inline"])
+async def test_records_wait_for_a_registry_that_does_not_answer_and_no_other_partition_does(
+    executor: str,
+) -> None:
+    journal, failed, consumer, away = Journal(), Journal(), MemoryConsumer(), Away()
+    writer = MemoryWriter(journal, max_age=0.01)
+    strategy = Strategy(value=away, reduce=writer, reduce_err=MemoryWriter(failed, max_age=0.01))
+    async with running(strategy, consumer, executor=executor) as worker:
+        await consumer.rebalance(PARTITIONS)
+        for partition in PARTITIONS:
+            number = partition.partition
+            put(consumer, number, 0, b"%d:0" % number, b"%d:1" % number + b" new" * (number == 2))
+            put(consumer, number, 2, b"%d:2" % number)
+        for partition in PARTITIONS:
+            if partition.partition != 2:
+                await until_settled(worker, partition, 3)
+        while away.asked < 2:  # noqa: ASYNC110  samples the worker
+            await anyio.sleep(0.01)
+        status = worker.status()
+        (waiting,) = [each for each in status.stages if each.reason is not None]
+        assert (waiting.name, waiting.reason) == ("map t-2", "no answer")
+        assert status.problem == "map t-2: no answer"
+        assert status.repeated
+        away.is_back = True
+        await until_settled(worker, PARTITIONS[2], 3)
+        assert worker.status().problem is None
+    values = [row["value"].decode().removesuffix(" new") for row in journal.rows()]
+    assert sorted(values) == sorted(set(values)) == [f"{p}:{o}" for p in range(6) for o in range(3)]
+    assert [each for each in values if each[0] == "2"] == ["2:0", "2:1", "2:2"]
+    assert failed.rows() == []
+
+
+async def test_a_drain_ends_the_wait_for_a_registry_and_settles_nothing_that_waited() -> None:
+    journal, consumer, away = Journal(), MemoryConsumer(), Away()
+    strategy = Strategy(value=away, reduce=MemoryWriter(journal, max_age=0.01))
+    async with running(strategy, consumer, executor="thread") as worker:
+        await consumer.rebalance(PARTITIONS)
+        put(consumer, 0, 0, b"a")
+        await until_settled(worker, PARTITIONS[0], 1)
+        put(consumer, 0, 1, b"new", b"b")
+        while worker.status().problem is None:  # noqa: ASYNC110  samples the worker
+            await anyio.sleep(0.01)
+        worker.shutdown("enough")
+    assert [row["value"] for row in journal.rows()] == [b"a"]
 
 
 async def test_without_an_error_sink_a_record_that_fails_ends_the_worker_with_its_name() -> None:

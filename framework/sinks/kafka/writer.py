@@ -33,7 +33,7 @@ from ...reducers.sink import (
     refusals_among,
 )
 from ...service.threads import run_in_thread
-from ...values.registry.registry import RegistryUnavailable
+from ...values.registry.registry import RegistryUnavailable, callers_wait
 from ..answers import SetUp
 from ..changes import Changes
 from .row_messages import (
@@ -391,6 +391,7 @@ class KafkaWriter(Collecting, Sink):
         return self._state
 
     def _encode(self, partitions: list[int]) -> SendState:
+        callers_wait.set(True)  # of this call in a thread: a flush is repeated
         table = one_table(self.rows)
         if self._changes is None:
             messages = self.messages(table)

@@ -238,16 +238,20 @@ class _Decoder:
         known = self._entries.get(number)
         if known is not None:
             return known
+        try:  # without the lock: who knows its schemas need not wait for the registry
+            registered = registry.by_id(number)
+            registry.references(registered)
+        except UnknownSchema as error:
+            return f"schema {number} is unknown: {error}{'' if number else _EIGHT_BYTES}"
+        except StrategyError:
+            pass  # as below
         with self._lock:
             if number not in self._entries:
                 entry: int | str
                 try:
-                    registered = registry.by_id(number)
                     if registered.schema_type != "AVRO":
                         raise Unresolvable(f"it is of type {registered.schema_type}, not Avro")
                     entry = self.program.add(*_parsed(registry, registered))
-                except UnknownSchema as error:  # or one that it refers to
-                    return f"schema {number} is unknown: {error}{'' if number else _EIGHT_BYTES}"
                 except StrategyError as error:
                     entry = f"schema {number}: {error}"
                 except RecursionError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 import threading
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import urllib3
+
+callers_wait: ContextVar[bool] = ContextVar("callers_wait", default=False)
+"""True where callers wait, and ask again: a request that has no answer is then repeated only once."""
 
 T = TypeVar("T")
 SchemaKind: TypeAlias = Literal["AVRO", "JSON", "PROTOBUF"]
@@ -86,7 +90,7 @@ class Registry:
     """A schema registry, and how to reach it.
 
     A request that fails by the network, or by an error of the server, is repeated `retries` times with
-    growing pauses (0.2 s, doubled, at most 10 s).
+    growing pauses (0.2 s, doubled, at most 10 s). A worker that runs waits for as long as it takes.
 
     Args:
         url: `https://host:8081`; the user and the password may be in it.
@@ -152,7 +156,13 @@ class Registry:
     def _remembered(self, key: int | str | tuple[str, int], path: str, answer: type[T]) -> T:
         """Ask for what never changes, once."""
         local = self._local
-        with local.lock:
+        known = local.schemas.get(key)
+        if known is not None:
+            return cast("T", known)
+        waiting = callers_wait.get() and local.away is not None
+        if not local.lock.acquire(blocking=not waiting):
+            raise RegistryUnavailable(str(local.away))  # another thread asks whether it is back
+        try:
             known = local.schemas.get(key)
             if known is not None:
                 return cast("T", known)
@@ -161,14 +171,20 @@ class Registry:
                 raise UnknownSchema(unknown[1])
             try:
                 found: T = self._ask("GET", path, answer)
+            except RegistryUnavailable as error:
+                local.away = error
+                raise
             except UnknownSchema as error:
+                local.away = None
                 now = time.monotonic()
                 if len(local.unknown) >= _MOST_UNKNOWN:  # values with random bytes for an id
                     local.unknown = {n: each for n, each in local.unknown.items() if each[0] > now}
                 local.unknown[key] = now + _FORGET_UNKNOWN, str(error)
                 raise
-            local.schemas[key] = found
+            local.schemas[key], local.away = found, None
             return found
+        finally:
+            local.lock.release()
 
     def id_of_guid(self, guid: str) -> int:
         """Return the id of a schema with a GUID; remembered as `by_id` does. Raises as `by_id`."""
@@ -246,7 +262,7 @@ class Registry:
                 body=None if body is None else msgspec.json.encode(body),
                 headers=self._headers(),
                 retries=urllib3.Retry(
-                    total=self.retries,
+                    total=min(self.retries, 1) if callers_wait.get() else self.retries,
                     redirect=3,
                     status_forcelist=_RETRIED,
                     allowed_methods=None,  # all: a schema that is registered twice has the same id
@@ -327,6 +343,7 @@ class _Local:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.away: RegistryUnavailable | None = None  # while it does not answer
         self.schemas: dict[int | str | tuple[str, int], object] = {}
         self.unknown: dict[int | str | tuple[str, int], tuple[float, str]] = {}
         self.registered: dict[tuple[str, RegisteredSchema], int] = {}

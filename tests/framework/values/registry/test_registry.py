@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextvars
 import json
 import pickle
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,13 @@ from anyio.to_thread import run_sync
 from kmr import Avro, Registry
 from kmr.errors import RegistryError
 from kmr.values.registry.framing import prefix
-from kmr.values.registry.registry import RegisteredSchema, SchemaReference, UnknownSchema
+from kmr.values.registry.registry import (
+    RegisteredSchema,
+    RegistryUnavailable,
+    SchemaReference,
+    UnknownSchema,
+    callers_wait,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,6 +132,24 @@ def test_errors_of_the_server_are_retried_and_refusals_are_not(scripted: Scripte
     assert len(scripted.requests) == 5
 
 
+def test_where_callers_wait_one_thread_asks_and_the_others_hear_at_once_that_it_is_away(
+    scripted: Scripted,
+) -> None:
+    registry = Registry(scripted.url, retries=7)
+    scripted.answers = [(503, {})] * 2
+    context = contextvars.copy_context()
+    context.run(callers_wait.set, True)  # noqa: FBT003
+    with pytest.raises(RegistryUnavailable):
+        context.run(registry.by_id, 1)
+    assert len(scripted.requests) == 2
+    with registry._local.lock, ThreadPoolExecutor(1) as others:  # another thread asks
+        asked = others.submit(context.run, registry.by_id, 1)
+        assert isinstance(asked.exception(60), RegistryUnavailable)
+    scripted.answers = [(200, {"schema": '"int"'})]
+    assert context.run(registry.by_id, 1).schema == '"int"'
+    assert registry._local.away is None
+
+
 def test_an_unknown_id_is_remembered_for_a_while(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +180,7 @@ def test_unknown_ids_are_forgotten_when_there_are_many(
     assert len(registry._local.unknown) <= 3
 
 
-def test_known_schemas_are_read_while_the_registry_does_not_answer_and_a_new_one_ends_the_worker(
+def test_known_schemas_are_read_while_the_registry_does_not_answer_and_a_new_one_raises(
     scripted: Scripted,
 ) -> None:
     format_ = Avro("int", registry=Registry(scripted.url, retries=0))
