@@ -26,6 +26,7 @@ from .kinds import (
     is_list,
     is_nested,
     is_text,
+    known,
     mask_of,
     null_rows,
     plain,
@@ -34,7 +35,6 @@ from .kinds import (
     twice,
     whole,
     without,
-    without_views,
 )
 from .numbers import to_bool, to_decimal, to_float, to_integer
 from .texts import beyond_a_day, excerpt, json_texts, python_values, text_of
@@ -395,11 +395,9 @@ _TIMES: Final[Sequence[tuple[Callable[[Any], bool], Callable[[Array, Any, str | 
 
 
 def known_to_kernels(table: pa.Table) -> pa.Table:
-    """Return the same values without views and run ends, which cannot be filtered or taken."""
+    """Return the same values without views and run ends, which cannot be filtered or taken; see `known`."""
     for at, field in enumerate(table.schema):
-        kind = without_views(field.type)
-        if kind != field.type:
-            array = whole(table.column(at))
-            same = fit(array, kind).array if is_nested(field.type) else plain(array)
-            table = table.set_column(at, field.name, same)
+        array = known(whole(table.column(at)))
+        if array.type != field.type:
+            table = table.set_column(at, field.name, array)
     return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,11 @@ def is_bytes(kind: pa.DataType) -> bool:
         or pa.types.is_binary_view(kind)
         or pa.types.is_fixed_size_binary(kind)
     )
+
+
+def is_view(kind: pa.DataType) -> bool:
+    """Return whether the type is views of text or bytes."""
+    return pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -78,12 +83,8 @@ def plain(array: Array) -> Array:
         return pc.not_equal(array.storage, pa.scalar(0, pa.int8()))
     if isinstance(kind, pa.BaseExtensionType):
         return plain(array.storage)
-    if pa.types.is_dictionary(kind):
-        if pa.types.is_string_view(kind.value_type) or pa.types.is_binary_view(kind.value_type):
-            array = pa.DictionaryArray.from_arrays(array.indices, plain(array.dictionary))
-        return plain(array.dictionary_decode())
-    if pa.types.is_run_end_encoded(kind):
-        return plain(pc.call_function("run_end_decode", [array]))
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _spread(array, plain)
     if pa.types.is_float16(kind):
         return array.cast(pa.float32())
     if pa.types.is_string_view(kind):
@@ -91,22 +92,52 @@ def plain(array: Array) -> Array:
     return array.cast(pa.large_binary()) if pa.types.is_binary_view(kind) else array
 
 
-def without_views(kind: Any) -> Any:
-    """Return the type of the same values that Arrow's kernels know: no views and no run ends."""
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        return pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
-    if pa.types.is_run_end_encoded(kind):
-        return without_views(kind.value_type)
+def _spread(array: Array, change: Callable[[Array], Array]) -> Array:
+    """Return the values of a dictionary or of runs, one for each row."""
+    if pa.types.is_dictionary(array.type):
+        return change(array.dictionary).take(array.indices)
+    rows = np.arange(array.offset, array.offset + len(array))
+    return change(array.values).take(pa.array(np.searchsorted(array.run_ends, rows, "right")))
+
+
+_IN_DICTIONARIES: Final = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
+
+def _is_known(kind: Any) -> bool:
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return False
+    if is_nested(kind):
+        return all(_is_known(kind.field(at).type) for at in range(kind.num_fields))
+    if pa.types.is_dictionary(kind):
+        return kind.value_type in _IN_DICTIONARIES
+    return not (is_view(kind) or pa.types.is_run_end_encoded(kind))
+
+
+def known(array: Array) -> Array:
+    """Return the same values in types that Arrow's kernels and writers know.
+
+    These are no views, no run ends, and no dictionaries but those of text and bytes.
+    """
+    kind = array.type
+    if _is_known(kind):
+        return array
     if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(without_views(each.type)) for each in kind])
+        children = [known(array.field(at)) for at in range(kind.num_fields)]
+        fields = [each.with_type(child.type) for each, child in zip(kind, children, strict=True)]
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+    if not is_nested(kind):
+        return plain(array) if is_view(kind) else _spread(array, known)
+    lists = Lists(array)
     if pa.types.is_map(kind):
-        return pa.map_(without_views(kind.key_type), without_views(kind.item_type))
-    if is_list(kind):
-        item = kind.field(0).with_type(without_views(kind.value_type))
-        if pa.types.is_fixed_size_list(kind) and item == kind.field(0):
-            return kind
-        return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
-    return kind
+        keys, items = (known(pc.struct_field(lists.items, [at])) for at in range(2))
+        offsets = pa.array(np.concatenate([[0], lists.ends]), pa.int32())
+        from_arrays: Any = pa.MapArray.from_arrays
+        return from_arrays(offsets, keys, items, mask=lists.null)
+    items = known(lists.items)
+    item = kind.field(0).with_type(items.type)
+    is_large = pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind)
+    return lists.with_items(items, pa.large_list(item) if is_large else pa.list_(item))
 
 
 def with_leaves(kind: Any, change: Callable[[Any], Any]) -> Any:

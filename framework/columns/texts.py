@@ -460,47 +460,51 @@ def json_texts(array: Array, *, nul: bool = True) -> tuple[Array, dict[int, str]
     return pa.array(texts, pa.string()), bad
 
 
-def python_values(array: Array) -> list[Any]:
+def python_values(array: Array, *, in_utc: bool = False) -> list[Any]:
     """Return the values as Python objects; a time or span that Python cannot hold is its text.
 
     A time of day that is in no day is its number. Bytes that are no UTF-8, in a column of text, have
     U+FFFD. Maps are lists of pairs.
+
+    Args:
+        in_utc: whether times are in UTC; else in their zone, whose offset may have seconds before 1972.
     """
     if pa.types.is_time(array.type) and (beyond := beyond_a_day(array)) is not None:
         numbers = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64()).to_pylist()
         values = python_values(without(array, beyond))
         return [numbers[row] if is_beyond else values[row] for row, is_beyond in enumerate(beyond)]
     try:
-        return _exactly(array).to_pylist()  # type: ignore[no-any-return]
+        return _exactly(array, in_utc=in_utc).to_pylist()  # type: ignore[no-any-return]
     except (OverflowError, ValueError):  # UnicodeDecodeError is a ValueError
-        return [_python_value(array, row) for row in range(len(array))]
+        return [_python_value(array, row, in_utc=in_utc) for row in range(len(array))]
 
 
-def _exactly(array: Array) -> Array:
+def _exactly(array: Array, *, in_utc: bool) -> Array:
     """Return times and spans in microseconds, which Python has. Raises ValueError if they have more digits.
 
     Of nanoseconds Arrow makes objects of pandas, or cuts them.
     """
-    kind = with_leaves(array.type, _in_microseconds)
+    kind = with_leaves(array.type, partial(_in_microseconds, in_utc=in_utc))
     if kind == array.type:
         return array
     return pa.concat_arrays([array]).cast(kind)
 
 
-def _in_microseconds(kind: Any) -> Any:
+def _in_microseconds(kind: Any, *, in_utc: bool) -> Any:
     if pa.types.is_null(kind):
         # Beside a type that changes, Arrow casts lists of nulls to arrays that are too short.
         return pa.bool_()
+    if pa.types.is_timestamp(kind):
+        unit: Any = "us" if kind.unit == "ns" else kind.unit
+        return pa.timestamp(unit, kind.tz and "UTC" if in_utc else kind.tz)
     if getattr(kind, "unit", None) != "ns":
         return kind
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
     return pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")
 
 
-def _python_value(array: Array, row: int) -> Any:
+def _python_value(array: Array, row: int, *, in_utc: bool) -> Any:
     try:
-        return _exactly(array.slice(row, 1)).to_pylist()[0]
+        return _exactly(array.slice(row, 1), in_utc=in_utc).to_pylist()[0]
     except (OverflowError, ValueError):
         one = array.slice(row, 1)
         if is_text(plain(one).type):

@@ -75,7 +75,7 @@ class TypedFormat(ValueFormat):
         """
         fitted = fit_rows(rows, self.schema, str(self))
         make = encoded_fields(self.rows.columns, fitted)
-        values = [python_values(whole(column)) for column in fitted.columns]
+        values = [python_values(whole(column), in_utc=True) for column in fitted.columns]
         encoded = encode_each(zip(*values, strict=True), lambda row: self._encode(make(row)))
         refuse(self.decode(encoded).failures)
         return encoded

@@ -278,6 +278,44 @@ def test_every_row_can_be_taken_and_filtered_without_views(array: Any) -> None:
     assert len(whole(taken.column(0))[0]) == len(array)
 
 
+_ROWS: Final = pa.array([0, None, 1], pa.int32())
+_DICTIONARIES: Final = [
+    pa.DictionaryArray.from_arrays(_ROWS, pa.array(values, kind))
+    for values, kind in (
+        ([b"", b"x"], pa.binary_view()),
+        (["", None], pa.string_view()),
+        ([[1], []], pa.list_(pa.int8())),
+        ([[1], []], pa.list_view(pa.int8())),
+        ([{"a": 1}, None], pa.struct([("a", pa.int8())])),
+        ([None, None], pa.null()),
+        ([5, 6], pa.duration("s")),
+    )
+]
+
+
+@pytest.mark.parametrize("array", _DICTIONARIES, ids=lambda array: str(array.type))
+def test_dictionaries_and_runs_of_any_values_are_made_known_to_kernels(array: Any) -> None:
+    expected = array.to_pylist()
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3, 7], pa.int32()), array).slice(1, 4)
+    inside = pa.StructArray.from_arrays([array], ["f"])
+    table = known_to_kernels(pa.table({"a": array, "f": inside}))
+    assert python_values(whole(table.take([0, 1, 2])["a"])) == expected
+    assert [each["f"] for each in python_values(whole(table.take([0, 1, 2])["f"]))] == expected
+    first, null, last = expected
+    of_runs = whole(known_to_kernels(pa.table({"r": runs})).take([0, 1, 2, 3])["r"])
+    assert python_values(of_runs) == [first, null, last, last]
+
+
+def test_values_beside_views_stay_as_they_are() -> None:
+    ill_formed = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    columns = [ill_formed, pa.array([90_000], pa.time32("s")), pa.array(["v"], pa.string_view())]
+    structs = pa.StructArray.from_arrays(columns, ["text", "time", "view"])
+    (made,) = known_to_kernels(pa.table({"s": structs}))["s"].chunks
+    assert made.field("text").view(pa.binary()).to_pylist() == [b"\xff"]
+    assert made.field("time").view(pa.int32()).to_pylist() == [90_000]
+    assert made.field("view").to_pylist() == ["v"]
+
+
 def test_spans_are_written_exactly() -> None:
     spans = pa.array([2**63 - 1, -1_500_000, None, 0], pa.duration("us"))
     assert text_of(spans).to_pylist() == ["PT9223372036854.775807S", "-PT1.500000S", None, "PT0S"]

@@ -106,8 +106,10 @@ def _opened(writer: RangeWriter) -> Iterator[tuple[BlockingPortal, RangeWriter]]
     writer = copy.deepcopy(writer)
     with start_blocking_portal() as portal:
         portal.call(writer.open, Context(group="g", stage="reduce-1"))
-        yield portal, writer
-        portal.call(writer.close)
+        try:
+            yield portal, writer
+        finally:
+            portal.call(writer.close)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 
 from kmr.columns.fitting import known_to_kernels
-from kmr.columns.kinds import has_values, is_list
+from kmr.columns.kinds import has_values, is_list, known
 from kmr.columns.texts import json_rows
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Context
@@ -78,7 +78,7 @@ def test_a_column_of_any_type_is_in_a_parquet_file_as_it_is_or_is_refused(tmp_pa
     directories = (tmp_path / str(number) for number in range(1_000_000))
 
     @settings(max_examples=examples(60), suppress_health_check=SLOW)
-    @given(columns().filter(lambda array: _is_typed(array.type)))
+    @given(columns().filter(lambda array: _is_typed(known(array).type)))
     def attempt(array: pa.Array[Any]) -> None:
         expected, directory = plain(array), next(directories)
         refused = anyio.run(_written, directory, rows_of(array))

@@ -216,6 +216,15 @@ def test_a_row_that_cannot_be_read_again_is_refused_alone(
     assert [*caught.value.failures] == [1]
 
 
+@pytest.mark.parametrize("make", [Json, MessagePack])
+def test_a_time_in_a_zone_whose_offset_had_seconds_is_the_same_moment(make: Any) -> None:
+    kind = pa.timestamp("ms", "America/New_York")
+    moments = pa.array([-9_246_096_000_001, None, 0], kind)
+    rows = pa.table({"at": moments, "all": pa.array([[moments[0]], [], None], pa.list_(kind))})
+    form = make(rows.schema)
+    assert pa.table(form.decode(form.encode(rows, "t")).columns).equals(rows)
+
+
 def test_json_has_no_nan() -> None:
     table = pa.table({"first_part": [{"name": "a", "size": float("nan")}]})
     with pytest.raises(RowsDoNotFit, match=r"column first_part\.size: JSON has no nan"):
