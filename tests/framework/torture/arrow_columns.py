@@ -232,7 +232,7 @@ def columns(draw: st.DrawFn, *, nested: bool = True) -> pa.Array[Any]:
     if form == "runs":
         lengths = draw(st.lists(st.integers(1, 3), min_size=len(array), max_size=len(array)))
         ends = pa.array(list(accumulate(lengths)), pa.int32())
-        runs = pa.RunEndEncodedArray.from_arrays(ends, array)
+        runs: Any = pa.RunEndEncodedArray.from_arrays(ends, array)
         return runs.slice(draw(st.integers(0, lengths[0] - 1)))
     if form == "ill-formed" and pa.types.is_string(kind):
         raw = pa.array(

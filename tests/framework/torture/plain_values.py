@@ -247,7 +247,7 @@ def days_of(year: int, month: int, day: int) -> int:
 _SPAN = re.compile(
     r"([+-]?)P(?:(-?[\d.]+)D)?(?:T(?:(-?[\d.]+)H)?(?:(-?[\d.]+)M)?(?:(-?[\d.]+)S)?)?"
 )
-_CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_CLOCK = re.compile(r"(\d{2,3}):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
 
 
 def clock_of(text: str) -> int | None:
@@ -338,17 +338,8 @@ def is_json_of(expected: Any, got: Any) -> bool:
         case Entries(pairs):
             if not isinstance(got, Pairs) or len(got) != len(pairs) or len(dict(got)) != len(got):
                 return False
-            return all(
-                _is_key(a, c) and is_json_of(b, d)
-                for (a, b), (c, d) in zip(
-                    sorted(pairs, key=lambda p: str(p[0])),
-                    sorted(got, key=lambda p: p[0]),
-                    strict=True,
-                )
-            ) or all(
-                _is_key(a, c) and is_json_of(b, d)
-                for (a, b), (c, d) in zip(pairs, got, strict=True)
-            )
+            # jsonb orders the keys in its own way
+            return all(any(_is_key(a, c) and is_json_of(b, d) for c, d in got) for a, b in pairs)
         case tuple():
             return (
                 isinstance(got, list)

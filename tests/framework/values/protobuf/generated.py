@@ -9,6 +9,7 @@ import pyarrow as pa
 from google.protobuf.descriptor_pb2 import DescriptorProto, Edition, FeatureSet, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import strategies as st
 
 from kmr.values.protobuf.messages import WRAPPERS
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
     from google.protobuf.message import Message
 
+_LENGTH = 2  # the wire type of messages
 _KEYS = [each for each in SCALARS if each not in {"double", "float", "bytes"}]
 _MESSAGES = [
     *(f".{name}" for name in sorted(WRAPPERS)),
@@ -30,7 +32,7 @@ _PACKAGES = ["m", "m.v1", "n"]
 
 
 class Unreadable(Exception):
-    """google.protobuf reads the message, we do not: an enum has no such value, or a time is too far away."""
+    """google.protobuf reads the message, we do not: of an enum's value, a time too far away, or a text."""
 
 
 class _Types:
@@ -377,10 +379,14 @@ def read(make: Any, data: bytes) -> dict[str, Any]:
     """Decode a value by google.protobuf, as `raw` returns Arrow's values.
 
     Raises:
-        Unreadable: an enum has no such value, or a time is out of range.
+        Unreadable: an enum has no such value, a time is out of range, or a text is not UTF-8.
         DecodeError: the value is damaged.
     """
-    row: dict[str, Any] = _row(make.FromString(data))
+    message = make.FromString(data)
+    try:
+        row: dict[str, Any] = _row(message)
+    except UnicodeDecodeError as error:
+        raise Unreadable from error
     return row
 
 
@@ -402,7 +408,14 @@ def _field_of(message: Any, each: FieldDescriptor) -> Any:
     if _is_map(each):
         of_value = each.message_type.fields_by_name["value"]  # type: ignore[union-attr]
         # Asking for a key that is not there would add it.
-        return {key: _value(of_value, value[key]) for key in list(value)}
+        entries = {key: _value(of_value, value[key]) for key in list(value)}
+        # This library alone keeps an entry with a field that it does not know as unknown itself.
+        entry: Any = GetMessageClass(each.message_type)  # type: ignore[arg-type]
+        for unknown in UnknownFieldSet(message):
+            if unknown.field_number == each.number and unknown.wire_type == _LENGTH:
+                odd = entry.FromString(unknown.data)
+                entries[odd.key] = _value(of_value, odd.value)
+        return entries
     if each.is_repeated:
         return [_value(each, one) for one in value]
     if each.has_presence and not message.HasField(each.name):
