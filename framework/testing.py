@@ -29,6 +29,7 @@ from .record import Batch, Record, TopicPartition
 from .reducers.collect import one_table
 from .reducers.sink import NEW, RowsRefused, Sink, Write
 from .reducers.wrapping import Wrapping
+from .service.logs import only_warnings
 from .service.wakeup import Wakeup
 from .simulation.simulate import simulate
 
@@ -235,7 +236,7 @@ def run_strategy(
     """Run records through a strategy, without a broker and without its sink; return rows and failures.
 
     The map and the reducers but for the last run as in a worker, to their end: every row is flushed. The last
-    reducer, and `reduce_err`, are not called: what reaches them is the result.
+    reducer, and `reduce_err`, are not called: what reaches them is the result. Only warnings are logged.
 
     Example:
         ```python
@@ -273,7 +274,7 @@ def run_strategy(
             record = record_of(record, TopicPartition(topic, 0), number)
         batches[TopicPartition(record.topic, record.partition)].append(record)
     # In a thread of its own, so that tests with a running event loop can call it too.
-    with ThreadPoolExecutor(1) as pool:
+    with only_warnings(), ThreadPoolExecutor(1) as pool:
         return pool.submit(anyio.run, _run_strategy, strategy, batches, include_last).result()
 
 

@@ -11,7 +11,9 @@ import logging
 import logging.config
 import sys
 import time
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -19,13 +21,16 @@ import structlog
 from .log_handler import LogHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from structlog.typing import EventDict, Processor, WrappedLogger
 
     from . import LogFormat, LogLevel
 
 _INTERVAL: Final = 10.0  # seconds
+_OURS: Final = str(Path(__file__).parents[1])
+_PATH: Final = structlog.processors.CallsiteParameter.PATHNAME
+_CALLER: Final = structlog.processors.CallsiteParameterAdder([_PATH], [__name__])
 
 
 class Repetition:
@@ -111,6 +116,27 @@ def log_to_stderr(
         }
     )
     logging.captureWarnings(capture=True)
+
+
+@contextmanager
+def only_warnings() -> Iterator[None]:
+    """Leave out what our own code logs below WARNING, however logs are configured."""
+    processors = structlog.get_config()["processors"]
+    if not isinstance(processors, list):
+        yield
+        return
+    # In place, as `structlog.testing` does: bound loggers have this list.
+    processors.insert(0, _drop_ours)
+    try:
+        yield
+    finally:
+        processors.remove(_drop_ours)
+
+
+def _drop_ours(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    if method in ("debug", "info") and _CALLER(logger, method, {})[_PATH.value].startswith(_OURS):
+        raise structlog.DropEvent
+    return event
 
 
 def _renderers(*, as_json: bool) -> Sequence[Processor]:

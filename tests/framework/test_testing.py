@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from kmr import Aggregate, Collect, Json, Record, Strategy, map_batch, map_record
 from kmr.errors import StrategyError
@@ -101,6 +103,15 @@ async def test_run_strategy_returns_rows_failures_and_what_was_filtered_without_
         [{"key": "h", "value": b"v"}]
     ]
     assert run.filtered == [(TopicPartition("test", 0), 1), (TopicPartition("test", 0), 5)]
+
+
+def test_run_strategy_logs_what_the_map_logs_and_not_that_a_worker_starts_and_ends() -> None:
+    def noted(record: Record) -> None:
+        structlog.get_logger().info("seen", offset=record.offset)
+
+    with capture_logs() as logs:
+        run_strategy(Strategy(map=noted, reduce=[StreamWriter("stdout")]), ["1"])
+    assert [event["event"] for event in logs] == ["seen"]
 
 
 def test_run_strategy_runs_the_reducers_before_the_last_one_and_the_last_on_request() -> None:
