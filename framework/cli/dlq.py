@@ -8,6 +8,7 @@ from functools import partial
 from typing import Annotated, Final, Literal
 
 import anyio
+import msgspec
 import numpy as np
 import pyarrow as pa
 from cyclopts import App, Parameter
@@ -25,6 +26,7 @@ from ..dead_letters.topic_letters import (
     TopicLetters,
     find_letters,
     read_letters,
+    read_values,
     unfinished_pass,
     write_pass,
 )
@@ -166,10 +168,12 @@ def show(
     *,
     given: Given[ClusterSettings],
     which: LetterFilter | None = None,
+    rows: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Print one letter: where the record was, why it failed, its headers, key and value.
 
-    Without a place it is the oldest open one that fits the conditions.
+    Without a place it is the oldest open one that fits the conditions. With --rows, it is the row of each
+    open letter of a row that fits them.
 
     Parameters
     ----------
@@ -177,12 +181,26 @@ def show(
         The topic of a DeadLetterWriter.
     place
         PARTITION:OFFSET of the letter in the topic, or TOPIC:PARTITION:OFFSET of its record.
+    rows
+        Print instead the rows of the letters of rows that were made of many records, a JSON object on each
+        line.
     """
     connection = _connection(given.load())
     if place is None:
-        place = _oldest(anyio.run(read_letters, connection, topic), topic, which or LetterFilter())
-    elif which is not None:
-        raise SettingsError("give a place, or conditions such as --reason, not both")
+        known = anyio.run(read_letters, connection, topic)
+        fits = known.open & (which or LetterFilter()).filter().matches(known.letters)
+        if rows:
+            fits &= known.letters.of_rows
+        if not fits.any():
+            raise ConsumerError(f"{topic} has no open letter that fits; see kmr dlq list {topic}")
+        if rows:
+            offsets = known.letters.offsets_by_partition(fits)
+            _print_rows(topic, anyio.run(read_values, connection, topic, offsets))
+            return
+        (oldest, *_) = np.flatnonzero(fits)  # letters are in the order of their time
+        place = f"{known.letters.partition[oldest]}:{known.letters.offset[oldest]}"
+    elif which is not None or rows:
+        raise SettingsError("give a place, or --rows and conditions such as --reason, not both")
     parsed = _PLACE.fullmatch(place)
     if parsed is None:
         raise SettingsError(f"give the place as 0:15 or orders:0:15, not {place!r}")
@@ -191,24 +209,27 @@ def show(
     found = anyio.run(
         partial(find_letters, connection, topic, wanted, int(offset), of_record=bool(of_record))
     )
-    console = plain_console()
     for letter in found:
-        at = letter.select(["partition", "offset", "timestamp", "key", "value", "headers"])
-        (row,) = at.drop_columns(["timestamp"]).to_pylist()
-        written = _moment(at.column("timestamp").cast(pa.int64())[0].as_py() // 1000)
-        console.print(f"letter {row['partition']}:{row['offset']}, written {written} UTC")
-        pairs = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
-        for name, value in pairs:
-            if name in HEADERS:
-                shown = _shown(value, lines=True).replace("\n", "\n    ")  # a traceback has several
-                if name == TIMESTAMP and shown.isdecimal():
-                    shown = f"{_moment(int(shown))} UTC ({shown})"
-                console.print(f"  {name.removeprefix('kmr.')}: {shown}")
-        for name, value in pairs:
-            if name not in HEADERS:
-                console.print(f"  header {visible(name)}: {_shown(value)}")
-        console.print(f"  key: {_shown(row['key'])}")
-        console.print(f"  value: {_shown(row['value'])}")
+        _print_letter(letter)
+
+
+def _print_letter(letter: pa.RecordBatch) -> None:
+    console = plain_console()
+    (row,) = letter.select(["partition", "offset", "key", "value", "headers"]).to_pylist()
+    written = _moment(letter.column("timestamp").cast(pa.int64())[0].as_py() // 1000)
+    console.print(f"letter {row['partition']}:{row['offset']}, written {written} UTC")
+    pairs = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
+    for name, value in pairs:
+        if name in HEADERS:
+            shown = _shown(value, lines=True).replace("\n", "\n    ")  # a traceback has several
+            if name == TIMESTAMP and shown.isdecimal():
+                shown = f"{_moment(int(shown))} UTC ({shown})"
+            console.print(f"  {name.removeprefix('kmr.')}: {shown}")
+    for name, value in pairs:
+        if name not in HEADERS:
+            console.print(f"  header {visible(name)}: {_shown(value)}")
+    console.print(f"  key: {_shown(row['key'])}")
+    console.print(f"  value: {_shown(row['value'])}")
 
 
 @app.command
@@ -424,8 +445,8 @@ def _tell_of_rows(known: TopicLetters, new: Pass) -> None:
     if count := int(rows.sum()):
         plain_console().print(
             f"{show_count(count, 'letter')} of rows that were made of many records: these are not replayed, "
-            "because other rows have the same records. Mend the table, insert the value of each letter "
-            "(kmr dlq show), and settle the letters with kmr dlq drop"
+            "because other rows have the same records. Mend the table, insert the row of each letter "
+            "(kmr dlq show --rows), and settle the letters with kmr dlq drop"
         )
 
 
@@ -439,12 +460,18 @@ def _headers(group: LetterGroup) -> str:
     return f"{' '.join(others)}: {last}" if others else last
 
 
-def _oldest(known: TopicLetters, topic: str, which: LetterFilter) -> str:
-    """Return the place of the oldest open letter that fits; letters are in the order of their time."""
-    rows = np.flatnonzero(known.open & which.filter().matches(known.letters))
-    if not len(rows):
-        raise ConsumerError(f"{topic} has no open letter that fits; see kmr dlq list {topic}")
-    return f"{known.letters.partition[rows[0]]}:{known.letters.offset[rows[0]]}"
+def _print_rows(topic: str, values: list[bytes | None]) -> None:
+    missing = 0
+    for value in values:
+        try:
+            print_json(msgspec.Raw(value or b""), indent=-1)
+        except msgspec.DecodeError:
+            missing += 1
+    if missing:
+        raise ConsumerError(
+            f"{topic}: {show_count(missing, 'letter')} of rows have no JSON: the row was too large for the "
+            "topic, or another program wrote the letter; see kmr dlq show"
+        )
 
 
 def _moment(milliseconds_: int) -> str:

@@ -15,9 +15,16 @@ def plain_console(*, stderr: bool = False) -> Console:
     return Console(highlight=False, soft_wrap=True, markup=False, emoji=False, stderr=stderr)
 
 
-def print_json(value: object) -> None:
-    """Print a value as indented JSON; control characters, which a terminal would obey, are escaped."""
-    text = msgspec.json.format(msgspec.json.encode(value)).decode()
+def print_json(value: object, *, indent: int = 2) -> None:
+    """Print a value as JSON; control characters, which a terminal would obey, are escaped.
+
+    Args:
+        indent: spaces; -1: everything is on one line.
+
+    Raises:
+        msgspec.DecodeError: it is a `msgspec.Raw` that is no JSON.
+    """
+    text = msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
     escaped = (
         each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from aiokafka import AIOKafkaProducer
 
 from ..errors import ConsumerError
@@ -17,7 +18,8 @@ from .letters import CONTROL_HEADER, Letters, letters_among, original_records
 from .passes import covered, group_of, passes_among
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from ..kafka.connection import ConnectionConfig
@@ -81,6 +83,17 @@ async def find_letters(
         ]
     if not found:
         raise ConsumerError(f"{topic} has no letter for {wanted} offset {offset}")
+    return found
+
+
+async def read_values(
+    config: ConnectionConfig, topic: str, offsets: Mapping[int, NDArray[np.int64]]
+) -> list[bytes | None]:
+    """Return the values of letters, by partition and offset of their topic. Raises as `read_letters`."""
+    found: list[bytes | None] = []
+    async for batch in read_topic(config, topic):
+        wanted = np.isin(batch.offsets(), offsets.get(batch.partition, ()))
+        found += batch.records.column("value").filter(pa.array(wanted)).to_pylist()
     return found
 
 

@@ -10,10 +10,11 @@ from collections import Counter
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pyarrow as pa
 
 from ..columns.kinds import whole
-from ..columns.texts import json_rows, python_values
+from ..columns.texts import json_rows, json_values, python_values
 from ..errors import SinkError, storable, traceback_of, type_of
 from ..record import PLACED, SCHEMA
 from ..service.identity import now_ms
@@ -85,13 +86,21 @@ def row_letters(
 
 
 def _values(table: pa.Table) -> list[bytes]:
-    """Return rows as JSON; one that JSON cannot hold as Python shows it."""
+    """Return rows as JSON objects."""
     made = json_rows(table)
     for row in made.refused:
-        columns = (python_values(whole(column.slice(row, 1))) for column in table.columns)
-        shown = [(name, value) for name, (value,) in zip(table.column_names, columns, strict=True)]
-        made.objects[row] = storable(repr(shown)).encode()
+        columns = zip(table.column_names, table.columns, strict=True)
+        pairs = (_pair(name, whole(column.slice(row, 1))) for name, column in columns)
+        made.objects[row] = b"{%s}" % b",".join(pairs)
     return made.objects
+
+
+def _pair(name: str, value: pa.Array[Any]) -> bytes:
+    """Return a name and a value as JSON; a value that JSON cannot hold is a text, as Python shows it."""
+    (shown,), bad = json_values(value)
+    if bad:
+        shown = storable(repr(python_values(value)[0]))
+    return b"%s:%s" % (msgspec.json.encode(name), msgspec.json.encode(shown))
 
 
 def _names(values: Iterable[bytes]) -> list[bytes]:

@@ -167,8 +167,9 @@ def _tables(strategy: Strategy, topics: Sequence[str], group: str) -> dict[str, 
             if not reducer.keeps_rows:
                 made = type(reducer).__name__
                 raise NotCounted(
-                    f'{made} makes rows that are not of one record; let it count its rows, ("*", "count"), '
-                    "and compare their sum with the records of the topic"
+                    f'{made} makes rows of many records; let it count these, ("*", "count"), and compare the '
+                    "sum, in the table and in the letters of refused rows (kmr dlq show --rows), with the "
+                    "records of the topic; kmr chaos tries whether each row is there once"
                 )
         table = found[name] = _table(chain[-1], topics, group)
         if table.doubt:

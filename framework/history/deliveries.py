@@ -60,7 +60,9 @@ class CoordinateColumns:
         if absent := [column for column in wanted if column not in columns]:
             raise SinkError(
                 f"{table} has no column {', '.join(absent)} (it has {', '.join(columns)}); "
-                "name its columns with --partition-column, --offset-column and --topic-column"
+                "name its columns with --partition-column, --offset-column and --topic-column. Rows of a "
+                "Window, an Aggregate or a Collect are of many records: kmr check --strategy says how to "
+                "count them"
             )
         return topic
 

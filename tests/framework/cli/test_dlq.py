@@ -130,7 +130,7 @@ async def test_show_without_a_place_prints_the_oldest_open_letter_that_fits(dlq:
     both = await dlq("show", "0:0", "--reason", "late")
     assert (both.code, both.err) == (
         2,
-        "kmr: give a place, or conditions such as --reason, not both\n",
+        "kmr: give a place, or --rows and conditions such as --reason, not both\n",
     )
 
 
@@ -174,6 +174,10 @@ async def test_letters_of_rows_are_shown_and_dropped_and_stay_open_in_a_replay(
     shown = (await dlq("show", "0:2")).out
     assert "  made-of: hits-0[3..9]\n" in shown
     assert '  value: {"path":"/b","hits":1099511627776}' in shown
+    rows_ = '{"path":"/a","hits":5}\n{"path":"/b","hits":1099511627776}\n'
+    assert (await dlq("show", "--rows", "--stage", "reduce-2")).out == rows_
+    assert "no open letter that fits" in (await dlq("show", "--rows", "--stage", "map")).err
+    assert "give a place, or --rows" in (await dlq("show", "0:2", "--rows")).err
     replayed = (await dlq("replay", "--strategy", "flow:bare")).out
     assert replayed.startswith(
         "2 letters of rows that were made of many records: these are not replayed"
@@ -181,6 +185,19 @@ async def test_letters_of_rows_are_shown_and_dropped_and_stay_open_in_a_replay(
     assert replayed.endswith("no open letter matches: nothing to be replayed\n")
     assert "2 letters dropped" in (await dlq("drop", "--stage", "reduce-2")).out
     assert (await dlq("list")).out.startswith("dead: 0 open letters")
+
+
+async def test_a_letter_of_a_row_that_has_no_json_is_told(dlq: Dlq, broker: Broker) -> None:
+    await broker.topics.create("dead", 1)
+    headers = [("kmr.offset", b"1"), ("kmr.topic", b"t"), ("kmr.partition", b"0")]
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        for name, value in ((b"x", b""), (b"y", b"[(1, 2)]"), (b"z", b'{"text": "\xc2\x9b"}')):
+            of_row = [*headers, ("kmr.row", name)]
+            await producer.send_and_wait("dead", value, headers=of_row)
+    shown = await dlq("show", "--rows")
+    assert shown.code == 1
+    assert shown.out == '{"text":"\\u009b"}\n'
+    assert "dead: 2 letters of rows have no JSON" in shown.err
 
 
 @pytest.mark.usefixtures("letters")

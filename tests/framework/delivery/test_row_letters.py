@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pyarrow as pa
 import pytest
 
@@ -47,10 +49,19 @@ def test_a_row_that_is_made_again_has_the_name_that_it_had_and_no_other_row_has_
     assert len(set(names([1, 2, 1]))) == 3
 
 
-def test_a_row_that_json_cannot_hold_has_a_letter() -> None:
+def test_a_value_that_json_cannot_hold_is_a_text_in_the_letter_of_its_row() -> None:
+    day = datetime(2026, 1, 2, tzinfo=UTC)
+    table = pa.table({"k": ["a", "b"], "x": [float("nan"), 1.5], "at": [day, day], "n": [2**60, 1]})
+    one, two = row_letters(Rows(table, RANGES), "no", "r", 1, None, RANGES).table["value"]
+    at = b'"at":"2026-01-02T00:00:00.000000Z"'
+    assert one.as_py() == b'{"k":"a","x":"nan",%s,"n":1152921504606846976}' % at
+    assert two.as_py() == b'{"k":"b","x":1.5,%s,"n":1}' % at
+
+
+def test_a_row_with_a_column_twice_has_a_letter_with_both() -> None:
     table = pa.Table.from_arrays([pa.array([1]), pa.array(["a"])], names=["n", "n"])
     (row,) = row_letters(Rows(table, RANGES), "no", "reduce-2", 1, None, RANGES).table.to_pylist()
-    assert row["value"] == b"[('n', 1), ('n', 'a')]"
+    assert row["value"] == b'{"n":1,"n":"a"}'
 
 
 def test_rows_of_which_nothing_says_what_they_were_made_of_have_no_letter() -> None:

@@ -12,8 +12,13 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import RecordsToDelete
 
+from kmr import Aggregate, Strategy, Window
 from kmr.broker.operations.maintenance import compact
+from kmr.history.audit import audit
+from kmr.history.plan import BackfillPlan
 from kmr.kafka.admin import connect_admin
+from kmr.settings import Settings
+from kmr.sinks import ClickHouseWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,3 +205,22 @@ def lose_in_files(directory: Path) -> None:
         if (1, 20) in places:
             kept = [at for at, place in enumerate(places) if place != (1, 20)]
             pq.write_table(rows.take([*kept, places.index((1, 21))]), path)
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        Window("1m", time="timestamp", late="drop", columns={"n": ("*", "count")}),
+        Aggregate(["id"], {"n": ("*", "count")}),
+    ],
+)
+async def test_rows_of_many_records_are_not_counted_and_the_reason_says_what_to_do(
+    reducer: Window | Aggregate,
+) -> None:
+    strategy = Strategy(map=lambda record: {"id": 1}, reduce=[reducer, ClickHouseWriter("t")])
+    result = await audit(Settings(group="g", topics=("t",)), strategy, BackfillPlan("g", 0, {}))
+    assert (
+        f"{type(reducer).__name__} makes rows of many records; let it count these"
+        in result.uncounted
+    )
+    assert "letters of refused rows (kmr dlq show --rows)" in result.uncounted
