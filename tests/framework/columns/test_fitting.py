@@ -296,21 +296,25 @@ _DICTIONARIES: Final = [
 @pytest.mark.parametrize("array", _DICTIONARIES, ids=lambda array: str(array.type))
 def test_dictionaries_and_runs_of_any_values_are_made_known_to_kernels(array: Any) -> None:
     expected = array.to_pylist()
-    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3, 7], pa.int32()), array).slice(1, 4)
+    encoded: Any = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3, 7], pa.int32()), array)
     inside = pa.StructArray.from_arrays([array], ["f"])
     table = known_to_kernels(pa.table({"a": array, "f": inside}))
     assert python_values(whole(table.take([0, 1, 2])["a"])) == expected
     assert [each["f"] for each in python_values(whole(table.take([0, 1, 2])["f"]))] == expected
     first, null, last = expected
-    of_runs = whole(known_to_kernels(pa.table({"r": runs})).take([0, 1, 2, 3])["r"])
+    of_runs = whole(known_to_kernels(pa.table({"r": encoded.slice(1, 4)})).take([0, 1, 2, 3])["r"])
     assert python_values(of_runs) == [first, null, last, last]
 
 
 def test_values_beside_views_stay_as_they_are() -> None:
     ill_formed = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
-    columns = [ill_formed, pa.array([90_000], pa.time32("s")), pa.array(["v"], pa.string_view())]
+    columns: list[Any] = [
+        ill_formed,
+        pa.array([90_000], pa.time32("s")),
+        pa.array(["v"], pa.string_view()),
+    ]
     structs = pa.StructArray.from_arrays(columns, ["text", "time", "view"])
-    (made,) = known_to_kernels(pa.table({"s": structs}))["s"].chunks
+    made: Any = known_to_kernels(pa.table({"s": structs}))["s"].chunk(0)
     assert made.field("text").view(pa.binary()).to_pylist() == [b"\xff"]
     assert made.field("time").view(pa.int32()).to_pylist() == [90_000]
     assert made.field("view").to_pylist() == ["v"]

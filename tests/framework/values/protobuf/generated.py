@@ -411,7 +411,8 @@ def _field_of(message: Any, each: FieldDescriptor) -> Any:
         entries = {key: _value(of_value, value[key]) for key in list(value)}
         # This library alone keeps an entry with a field that it does not know as unknown itself.
         entry: Any = GetMessageClass(each.message_type)  # type: ignore[arg-type]
-        for unknown in UnknownFieldSet(message):
+        unknown_fields: Any = UnknownFieldSet(message)
+        for unknown in unknown_fields:
             if unknown.field_number == each.number and unknown.wire_type == _LENGTH:
                 odd = entry.FromString(unknown.data)
                 entries[odd.key] = _value(of_value, odd.value)
