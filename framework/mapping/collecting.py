@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, Final
 
 from ..columns.texts import excerpt
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..values.schemas import RowType
+    from .inputs import Decoding
     from .results import MapResult
 
 
@@ -50,6 +52,7 @@ class CollectedRows:
         self.numbers: list[int] = []
         self.failures: list[Failure] = []
         self._first: dict[Any, Any] | None = None
+        self._fatal: StrategyError | None = None
         self._describe = describe
         self._known = {dict if row_type is None else row_type.instances}
         """Classes whose objects are rows as they are."""
@@ -66,53 +69,96 @@ class CollectedRows:
         return self._gathered.result(failures)
 
     def call_each(
-        self, call: Callable[..., Any], arguments: Sequence[list[Any]], numbers: list[int]
+        self,
+        call: Callable[..., Any],
+        arguments: Sequence[list[Any]],
+        numbers: list[int],
+        decoding: Decoding | None = None,
     ) -> int:
-        """Call the function with the items of some lists; return how many calls were made.
+        """Call the function with the items of some lists; return how many records are done.
 
         Args:
             arguments: a list for each parameter. The calls end when the first one is emptied.
             numbers: of the records of the arguments.
+            decoding: makes the first argument of each call, of an item of the first list, when it is called:
+                so its objects are in memory for one call. A record that cannot be decoded fails.
 
         Raises:
             StrategyError: from the function, or it changed a row that it had returned.
         """
         items, at = [iter(each) for each in arguments], iter(numbers)
-        calls = 0
+        if decoding is not None:
+            items[0] = map(decoding.decode, items[0])
+
+        def refused(error: Exception | None) -> bool:
+            """Return whether the next record could not be decoded; it fails."""
+            done = len(numbers) - length_hint(at)
+            text = arguments[0][done : done + 1]
+            if decoding is None or not text:
+                if error is not None and (decoding is None or arguments[0]):
+                    raise error
+                return False  # all are done, or the list was emptied
+            reason = decoding.reason(text[0], error or StopIteration())
+            self.failures.append(Failure(next(at), reason))
+            for each in items[1:]:
+                next(each)
+            return True
+
         for _ in range(_TRIED):
             if self.rows:
                 break
-            if not (made := self._call_each(call, [islice(each, 1) for each in items], at)):
-                return calls
-            calls += made
+            left = length_hint(at)
+            error = self._call_each(call, [islice(each, 1) for each in items], at)
+            if length_hint(at) == left and not refused(error):
+                return len(numbers) - left
         if self.rows:
             self._note_first()
-        calls += self._call_each(call, items, at)
+        while refused(self._call_each(call, items, at)):
+            """Go on."""
         self._require_unchanged()
-        return calls
+        return len(numbers) - length_hint(at)
 
     def _call_each(
         self, call: Callable[..., Any], arguments: Sequence[Iterator[Any]], numbers: Iterator[int]
-    ) -> int:
+    ) -> Exception | None:
+        """Call the function until its arguments end; return what ended them, if anything but their end."""
+        try:
+            if len(arguments) == 1:
+                self._call_one(call, arguments[0], numbers)
+            else:
+                self._call_two(call, arguments[0], arguments[1], numbers)
+        except BaseException as error:
+            if error is self._fatal:
+                raise
+            return as_exception(error)  # a model's own validators may raise anything
+        return None
+
+    # Two loops: one for any number of parameters would make a tuple for each call.
+    def _call_one(
+        self, call: Callable[..., Any], arguments: Iterator[Any], numbers: Iterator[int]
+    ) -> None:
         rows, of_rows, known = self.rows, self.numbers, self._known
-        calls = 0
-        # Two loops: one for any number of parameters would make a tuple for each call.
-        if len(arguments) == 1:
-            for argument, number in zip(arguments[0], numbers, strict=False):
-                calls += 1
-                try:
-                    result = call(argument)
-                except BaseException as error:  # noqa: BLE001  the user's function may raise anything
-                    self._fail(number, error)
-                    continue
-                if type(result) in known:
-                    rows.append(result)
-                    of_rows.append(number)
-                elif result is not None:
-                    self._add(result, number)
-            return calls
-        for argument, record, number in zip(*arguments, numbers, strict=False):
-            calls += 1
+        for argument, number in zip(arguments, numbers, strict=False):
+            try:
+                result = call(argument)
+            except BaseException as error:  # noqa: BLE001  the user's function may raise anything
+                self._fail(number, error)
+                continue
+            if type(result) in known:
+                rows.append(result)
+                of_rows.append(number)
+            elif result is not None:
+                self._add(result, number)
+
+    def _call_two(
+        self,
+        call: Callable[..., Any],
+        arguments: Iterator[Any],
+        records: Iterator[Any],
+        numbers: Iterator[int],
+    ) -> None:
+        rows, of_rows, known = self.rows, self.numbers, self._known
+        for argument, record, number in zip(arguments, records, numbers, strict=False):
             try:
                 result = call(argument, record)
             except BaseException as error:  # noqa: BLE001
@@ -123,7 +169,6 @@ class CollectedRows:
                 of_rows.append(number)
             elif result is not None:
                 self._add(result, number)
-        return calls
 
     async def await_each(
         self,
@@ -172,6 +217,7 @@ class CollectedRows:
 
     def _fail(self, number: int, error: BaseException) -> None:
         if isinstance(error, StrategyError):
+            self._fatal = error
             raise error
         self.failures.append(self._describe(number, as_exception(error)))
 

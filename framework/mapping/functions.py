@@ -316,10 +316,10 @@ def apply(
             part = parts.popleft()
         except IndexError:  # all are mapped, or `stop` has emptied the queue just now
             break
-        arguments = spec.inputs.arguments(part)
+        arguments = spec.inputs.arguments(part, later=True)
         if stop is not None:
             stop.watch(arguments.first, parts)
-        calls = rows.call_each(call, arguments.lists, arguments.offsets)
+        calls = rows.call_each(call, arguments.lists, arguments.offsets, arguments.decoding)
         undecoded += arguments.failures
         rest = _first_left(arguments, calls)
         rows.gather()

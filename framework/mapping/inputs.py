@@ -19,6 +19,7 @@ from ..record import OFFSET_MARK, RECORD_OFFSET, SCHEMA, Record, to_records
 from ..values.debezium.json_envelope import payloads_of
 from ..values.json.json_format import Json
 from ..values.registry.id_headers import framed
+from ..values.typed import TypedFormat
 from ..values.value_format import REQUIRED
 from .results import Failure, MapResult
 
@@ -52,20 +53,34 @@ PART: Final = 4_096
 """Records whose objects are in memory at a time."""
 
 
+class Decoding(NamedTuple):
+    """Decodes the value of a call when it is called.
+
+    Attributes:
+        decode: returns the object of a value, or raises any exception.
+        reason: says why a value cannot be decoded.
+    """
+
+    decode: Callable[[Any], Any]
+    reason: Callable[[Any, Exception], str]
+
+
 class Arguments(NamedTuple):
     """The calls of a per-record function.
 
     Attributes:
         offsets: that of each call.
-        first: the first argument of each call: the record, or the value.
+        first: the first argument of each call: the record, the value, or what `decoding` makes it of.
         records: those of the calls; None where neither the function nor a table needs them.
         failures: the records that could not be decoded: there is no call for them.
+        decoding: None: the values are decoded.
     """
 
     offsets: list[int]
     first: list[Any]
     records: list[Record] | None
     failures: list[Failure]
+    decoding: Decoding | None = None
 
     @property
     def lists(self) -> tuple[list[Any], ...]:
@@ -210,42 +225,54 @@ class Inputs:
         return deque(records.slice(first, size) for first in range(0, len(records), size))
 
     def arguments(
-        self, records: pa.RecordBatch, numbered: pa.RecordBatch | None = None
+        self,
+        records: pa.RecordBatch,
+        numbered: pa.RecordBatch | None = None,
+        *,
+        later: bool = False,
     ) -> Arguments:
         """Return the arguments of the calls of a per-record function.
 
         Args:
             numbered: the same records with other numbers in the place of their offsets, which `Arguments`
                 has then: for records of several partitions.
+            later: values may be left to `Arguments.decoding`, where the format decodes them one by one.
         """
         numbered = records if numbered is None else numbered
         offsets: Any = numbered.column("offset").to_pylist()
         if self.value is None:
             return Arguments(offsets, to_records(records), None, [])
         values: Any = records.column("value")
-        given, unframed = framed(self.value, records, "value")
-        beside: list[Record] | None = None
         needs_records = self.is_timed or self.parameters == "value and record"
-        if needs_records and given is values:  # then the objects of values are made once
-            texts = values.to_pylist()
-            objects, failures = self.value.decode_given(values, texts)
-            beside = to_records(records, texts)
+        decoding: Decoding | None = None
+        if later and isinstance(self.value, TypedFormat) and self._are_singly(values):
+            objects: list[Any] = values.to_pylist()
+            failures = dict(self.value.rounded(values, self.value.digits))
+            decoding = Decoding(self.value.decoder, self.value.reason)
+            beside = to_records(records, objects) if needs_records else None
         else:
+            given, unframed = framed(self.value, records, "value")
             objects, failures = self.value.decode_objects(given)
+            failures |= unframed
             beside = to_records(records) if needs_records else None
-        failures |= unframed
         absent = values.is_null()
         if self.value.is_changes:
             absent = pa.array([each is None for each in objects])
         good, failed = self._settle_nulls(values, failures, numbered, absent)
         if good is None:
-            return Arguments(offsets, objects, beside, [])
+            return Arguments(offsets, objects, beside, [], decoding)
         kept = good.tolist()
         if beside is not None:
             beside = list(compress(beside, kept))
         return Arguments(
-            list(compress(offsets, kept)), list(compress(objects, kept)), beside, failed
+            list(compress(offsets, kept)), list(compress(objects, kept)), beside, failed, decoding
         )
+
+    def _are_singly(self, values: Any) -> bool:
+        """Return whether each value is decoded as it is, without a schema's id, and none is null as it is."""
+        assert self.value is not None  # noqa: S101  the caller has looked
+        has_ids = self.value.has_schema_ids
+        return not has_ids and not (self.tombstones == "null" and values.null_count)
 
     def _decode(
         self, records: pa.RecordBatch

@@ -182,7 +182,7 @@ class Together:
         if self._function is None or self._spec.per == "batch":
             self._map_at_once(joined, numbered)
             return
-        arguments = self._spec.inputs.arguments(joined, numbered)
+        arguments = self._spec.inputs.arguments(joined, numbered, later=True)
         for failure in arguments.failures:
             self._fail(failure)
         offsets = joined.column("offset").to_numpy().tolist()
@@ -197,7 +197,9 @@ class Together:
             self._stop.watch(pending)
             lists = (pending,) if beside is None else (pending, beside[start:stop])
             try:
-                done = self._collected.call_each(call, lists, arguments.offsets[start:stop])
+                done = self._collected.call_each(
+                    call, lists, arguments.offsets[start:stop], arguments.decoding
+                )
             except StrategyError as error:
                 self.outcomes[number] = error
                 with self._lock:

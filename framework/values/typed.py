@@ -133,9 +133,7 @@ class TypedFormat(ValueFormat):
 
     def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
         """Decode values to objects; see `ValueFormat.decode_objects`."""
-        return self.decode_given(values, values.to_pylist())
-
-    def decode_given(self, values: pa.BinaryArray, given: list[bytes | None]) -> DecodedObjects:
+        given = values.to_pylist()
         objects: list[Any] = []
         failures: dict[int, str] = {}
         rest = iter(given)
@@ -152,10 +150,15 @@ class TypedFormat(ValueFormat):
                 if text is not None:
                     failures[len(objects)] = self.reason(text, failure)
                 objects.append(None)
-        for row, reason in self.rounded(values, DigitSearch.of(self.type)):
+        for row, reason in self.rounded(values, self.digits):
             if objects[row] is not None:
                 objects[row], failures[row] = None, reason
         return DecodedObjects(objects, failures)
+
+    @property
+    def digits(self) -> DigitSearch:
+        """What `rounded` searches values with."""
+        return DigitSearch.of(self.type)
 
     def rounded(self, values: pa.BinaryArray, search: DigitSearch) -> Iterator[tuple[int, str]]:
         """Yield the rows whose objects have a time or a float that was rounded, with the reasons."""

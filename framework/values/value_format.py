@@ -137,10 +137,6 @@ class ValueFormat(metaclass=Checked):
             rows[row] = None
         return DecodedObjects(rows, failures)
 
-    def decode_given(self, values: pa.BinaryArray, given: list[bytes | None]) -> DecodedObjects:
-        """Decode as `decode_objects`; `given` are the same values, for a format that decodes one by one."""
-        return self.decode_objects(values)
-
     def encode(self, rows: pa.Table, topic: str) -> pa.BinaryArray:
         """Encode rows for a writer.
 

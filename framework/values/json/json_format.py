@@ -156,9 +156,9 @@ class Json(TypedFormat):
             self.decode_objects(empty)
         Json(pa.schema([("text", pa.string())])).decode(pa.array([b'{"text":"\\n"}'], pa.binary()))
 
-    def decode_given(self, values: pa.BinaryArray, given: list[bytes | None]) -> DecodedObjects:
+    def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
         if self._registry is None:
-            return super().decode_given(values, given)
+            return super().decode_objects(values)
         values, unframed = _unframe(values)
         objects, failed = Json(self.type).decode_objects(values)
         return DecodedObjects(objects, failed | unframed)

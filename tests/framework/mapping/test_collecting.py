@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kmr.errors import StrategyError
 from kmr.mapping.collecting import CollectedRows
 from kmr.mapping.functions import apply
+from kmr.mapping.inputs import Decoding
 from kmr.testing import batch_of
 
 if TYPE_CHECKING:
@@ -204,3 +205,80 @@ def test_the_calls_end_when_the_list_is_emptied_also_at_the_first_rows() -> None
             return {"n": n} if n % 2 else None
 
         assert CollectedRows(None).call_each(stop, (records,), list(range(12))) == at + 1
+
+
+def decoded(text: int) -> int:
+    """Decode a number; 7 raises an error, 8 what a validator may raise by mistake, 9 a StrategyError."""
+    if text in (7, 8, 9):
+        raise {7: ValueError, 8: StopIteration, 9: StrategyError}[text](f"bad {text}")
+    return text * 10
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=30),
+    st.integers(0, 40),
+    st.sampled_from([1, 2]),
+    st.booleans(),
+)
+def test_values_that_are_decoded_when_they_are_called_fail_alone(
+    texts: list[int], end: int, parameters: int, makes_rows: bool
+) -> None:
+    numbers = [100 + at for at in range(len(texts))]
+    good = [at for at, text in enumerate(texts) if text < 7]
+    queue, called = [*texts], []
+
+    def function(value: int, number: int = 0) -> dict[str, int] | None:
+        called.append(value)
+        if parameters == 2:
+            assert value == texts[number - 100] * 10
+        if len(called) == end:
+            queue.clear()
+        if value == 50:
+            raise KeyError(value)
+        return {"n": value} if makes_rows else None
+
+    collected = CollectedRows(None)
+    decoding = Decoding(decoded, lambda text, error: f"{text}: {type(error).__name__}")
+    lists = (queue,) if parameters == 1 else (queue, numbers)
+    done = collected.call_each(function, lists, numbers, decoding)
+    assert done == (good[end - 1] + 1 if 0 < end <= len(good) else len(texts))
+    assert called == [texts[at] * 10 for at in good if at < done]
+    failed = {failure.offset - 100: failure.reason for failure in collected.failures}
+    assert list(failed) == [at for at in range(done) if texts[at] in (5, 7, 8, 9)]
+    names = {7: "7: ValueError", 8: "8: StopIteration", 9: "9: StrategyError"}
+    assert all(failed[at] == names[texts[at]] for at in failed if texts[at] != 5)
+    if makes_rows:
+        rows = [at for at in good if at < done and texts[at] != 5]
+        assert collected.numbers == [numbers[at] for at in rows]
+        assert collected.rows == [{"n": texts[at] * 10} for at in rows]
+
+
+def test_one_object_of_a_value_is_in_memory_at_a_time() -> None:
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most = 0
+
+    class Value:
+        """An object that can be counted."""
+
+    def decode(_text: int) -> Value:
+        alive.add(value := Value())
+        return value
+
+    def count(_value: Value) -> None:
+        nonlocal most
+        most = max(most, len(alive))
+
+    CollectedRows(None).call_each(
+        count, ([0] * 50,), [0] * 50, Decoding(decode, lambda _text, error: str(error))
+    )
+    assert most <= 2
+
+
+def test_an_error_of_the_function_that_ends_the_strategy_is_no_failure_to_decode() -> None:
+    def wrong(_value: int) -> None:
+        raise StrategyError("the strategy is wrong")
+
+    with pytest.raises(StrategyError, match="the strategy is wrong"):
+        CollectedRows(None).call_each(
+            wrong, ([1, 2],), [1, 2], Decoding(decoded, lambda _text, error: str(error))
+        )
