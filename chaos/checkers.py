@@ -230,7 +230,7 @@ def check_finished(history: History, promise: Promise) -> Result:
 
 
 def check_windows(history: History, promise: Promise) -> Result:
-    """Each window of a partition and bucket has one row, and none but its own records.
+    """Each window of a partition and bucket has one row, in the table or as a letter, and only its records.
 
     That no record is missing, or in two rows, the checkers of records say.
     """
@@ -251,7 +251,13 @@ def check_windows(history: History, promise: Promise) -> Result:
             f"{twice:,} rows of a window that has one, {int(foreign.sum()):,} with foreign records"
         )
         return case.say("violated", what, wrong)
-    return case.say("ok", f"{len(keys):,} windows, each once, with records of its time", len(keys))
+    letters = int(pc.sum(windows["letter"]).as_py() or 0)
+    if promise.refuses and not letters:
+        return case.say("unknown", "the table has refused no row")
+    what = (
+        f"{len(keys):,} windows, each once, with records of its time; {letters:,} of them letters"
+    )
+    return case.say("ok", what, len(keys))
 
 
 def check_memory(history: History, limit: int) -> Result:

@@ -38,7 +38,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     # The rows of the sink at the end, by group; `time` is the start of their INSERT.
     "rows": _schema("group topic", "partition offset id time"),
     # The rows of windows; times are in microseconds, those of the first and the last record too.
-    "windows": _schema("group topic", "partition bucket start end first last"),
+    # `letter`: the table has refused the row, and it is in the error sink.
+    "windows": _schema("group topic", "partition bucket start end first last", letter=pa.bool_()),
     # The records that the error sink received.
     "dead": _schema("group topic", "partition offset time"),
     # Committed offsets as the broker showed them at `time`.

@@ -78,6 +78,7 @@ class Scenario:
                 ordered=not spec.workload.chain and not spec.workload.window,
                 kept=spec.workload.table_engine != "expired",
                 windows=bool(spec.workload.window),
+                refuses=spec.workload.refuses,
                 settled=not spec.stores_windows,
             )
             for spec in groups
@@ -215,7 +216,7 @@ SHORT: Final = (
 )
 
 _WINDOWED: Final = Shape(
-    [_group("exactly-once", 3, window=1.0)],
+    [_group("exactly-once", 3, window=1.0, refuses=True)],
     partitions=12,
     rate=2_500,
     links=True,
@@ -226,8 +227,9 @@ _WINDOWED: Final = Shape(
 SLOW: Final = (
     Scenario(
         "windows",
-        "windows of a second and a memory of ids: workers and ClickHouse are killed in the emission, workers "
-        "are suspended, partitions move, retention removes what is done",
+        "windows of a second and a memory of ids, into a table that refuses some rows: workers and "
+        "ClickHouse are killed in the emission, workers are suspended, partitions move, retention removes "
+        "what is done",
         _WINDOWED,
         _WINDOWS,
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import aiokafka
@@ -16,8 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from anyio import to_thread
 
+from chaos.history import SCHEMAS
+from kmr.delivery.row_letters import ROW
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from clickhouse_connect.driver.asyncclient import AsyncClient
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from chaos.workload import Workload
 
 _COLUMNS: Final = ("topic", "partition", "offset", "id", "time")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMEOUT: Final = 60.0
 _POLL: Final = 0.2
 _DDL: Final = (
@@ -40,10 +45,13 @@ _DDL: Final = (
 _WINDOWS_DDL: Final = (
     "CREATE TABLE {name} (window_start DateTime64(6, 'UTC'), window_end DateTime64(6, 'UTC'), "
     "`partition` UInt32, topic LowCardinality(String), bucket Int64, offsets Array(Int64), ids Array(Int64), "
-    "first DateTime64(6, 'UTC'), last DateTime64(6, 'UTC'), inserted DateTime64(9) DEFAULT now64(9)) "
+    "first DateTime64(6, 'UTC'), last DateTime64(6, 'UTC'), inserted DateTime64(9) DEFAULT now64(9){rule}) "
     "ENGINE = MergeTree ORDER BY (partition, window_start, bucket) "
     "SETTINGS non_replicated_deduplication_window = 10000"
 )
+
+# One row in ten, in every other second: some flushes have no letters.
+_REFUSES: Final = ", CONSTRAINT kept CHECK bucket % 10 != 3 OR toSecond(window_start) % 2 = 1"
 
 _RECORDS_OF_WINDOWS: Final = " ARRAY JOIN offsets AS offset, ids AS id"
 
@@ -81,7 +89,9 @@ async def create(places: Places, workload: Workload) -> None:
             own += "`n` UInt64 DEFAULT 1, "
         engine, ttl = _ENGINES.get(workload.table_engine, (workload.table_engine, ""))
         ddl = _WINDOWS_DDL if workload.window else _DDL
-        await client.command(ddl.format(name=workload.table, id=own, engine=engine, ttl=ttl))
+        given = {"id": own, "engine": engine, "ttl": ttl}
+        rule = _REFUSES if workload.refuses else ""
+        await client.command(ddl.format(name=workload.table, rule=rule, **given))
         if workload.dead_table:
             plain = {"id": "", "engine": "MergeTree", "ttl": ""}
             await client.command(_DDL.format(name=workload.dead_table, **plain))
@@ -131,8 +141,9 @@ async def collect(
     if workload.dead_topic:
         try:
             with anyio.fail_after(_TIMEOUT):
-                table = await _dead_letters(bootstrap_servers, workload.dead_topic)
-            recorder.table("dead", _of_group(table, spec.name))
+                letters = await _dead_letters(bootstrap_servers, workload.dead_topic)
+            for name, table in letters.items():
+                recorder.table(name, _of_group(table, spec.name))
         except Exception as error:  # noqa: BLE001
             recorder.unread(f"dead/{spec.name}", f"{type(error).__name__}: {error}")
 
@@ -172,7 +183,8 @@ async def _read_windows(places: Places, table: str) -> pa.Table:
     )
     async with _client(places.clickhouse) as client:
         found: pa.Table = await client.query_arrow(
-            f"SELECT topic, t.partition AS partition, bucket, {moments} FROM {table} AS t"  # noqa: S608
+            f"SELECT topic, t.partition AS partition, bucket, {moments}, "  # noqa: S608
+            f"false AS letter FROM {table} AS t"
         )
     return found
 
@@ -208,16 +220,51 @@ def _read_files(directory: Path) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-async def _dead_letters(bootstrap_servers: str, topic: str) -> pa.Table:
-    """What `DeadLetterWriter` wrote: the record's place is in its headers."""
-    columns: dict[str, list[Any]] = {"topic": [], "partition": [], "offset": [], "time": []}
+async def _dead_letters(bootstrap_servers: str, topic: str) -> dict[str, pa.Table]:
+    """What `DeadLetterWriter` wrote: the record's place is in its headers.
+
+    Letters of the rows of windows are rows that the sink lacks: copies of a letter are one.
+    """
+    dead: list[dict[str, Any]] = []
+    rows: dict[object, dict[str, Any]] = {}
     async for message in _messages(bootstrap_servers, topic, "read_uncommitted"):
         headers = dict(message.headers)
-        columns["topic"].append(headers["kmr.topic"].decode())
-        columns["partition"].append(int(headers["kmr.partition"]))
-        columns["offset"].append(int(headers["kmr.offset"]))
-        columns["time"].append(message.timestamp * 1_000_000)
-    return pa.table(columns)
+        letter = {
+            "topic": headers["kmr.topic"].decode(),
+            "partition": int(headers["kmr.partition"]),
+            "offset": int(headers["kmr.offset"]),
+        }
+        time = {"time": message.timestamp * 1_000_000}
+        if ROW in headers:
+            row = msgspec.json.decode(message.value)
+            rows.setdefault((headers[ROW], *letter.values()), row | time)
+        else:
+            dead.append(letter | time)
+    return {"dead": _table("dead", dead), **rows_of_letters(rows.values())}
+
+
+def rows_of_letters(rows: Iterable[Mapping[str, Any]]) -> dict[str, pa.Table]:
+    """Return the tables of a history that windows are in: their records, and the windows themselves."""
+    records, windows = [], []
+    for row in rows:
+        times = {"start": "window_start", "end": "window_end", "first": "first", "last": "last"}
+        moments = {name: _microseconds(row[column]) for name, column in times.items()}
+        windows.append({**row, **moments, "letter": True})
+        records += [
+            {**row, "offset": offset, "id": number}
+            for offset, number in zip(row["offsets"], row["ids"], strict=True)
+        ]
+    return {"rows": _table("rows", records), "windows": _table("windows", windows)}
+
+
+def _microseconds(text: str) -> int:
+    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)
+
+
+def _table(name: str, lines: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return lines as a table of a history, without the group."""
+    names = [field for field in SCHEMAS[name].names if field != "group"]
+    return pa.Table.from_pylist([dict(line) for line in lines], SCHEMAS[name]).select(names)
 
 
 async def _results(bootstrap_servers: str, topic: str) -> pa.Table:

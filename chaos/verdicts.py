@@ -33,6 +33,7 @@ class Promise:
         ordered: records of a partition come to the sink in order, also those of one flush.
         kept: the table keeps its rows; else only what the group has committed is judged.
         windows: the rows are windows, which have the records.
+        refuses: the table refuses some rows of windows, which are letters.
         settled: what is committed is settled; open windows are not, where Spark has them in files.
     """
 
@@ -42,6 +43,7 @@ class Promise:
     ordered: bool = True
     kept: bool = True
     windows: bool = False
+    refuses: bool = False
     settled: bool = True
 
 

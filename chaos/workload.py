@@ -89,6 +89,7 @@ class Workload:
         raises: poison makes the map raise what is no `Exception`.
         window: seconds of a window; 0: rows are written one by one. A row then has the records of one window
             and bucket, without those whose id the partition had before: these are failed records.
+        refuses: the table of windows refuses some rows, which become letters.
     """
 
     table: str
@@ -106,6 +107,7 @@ class Workload:
     fan_out: int = 1
     raises: bool = False
     window: float = 0.0
+    refuses: bool = False
 
     def environment(self) -> dict[str, str]:
         """The worker's environment variables for it."""
@@ -123,6 +125,7 @@ class Workload:
             "fan_out": int,
             "raises": "True".__eq__,
             "window": float,
+            "refuses": "True".__eq__,
         }
         return cls(
             **{

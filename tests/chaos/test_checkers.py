@@ -27,6 +27,7 @@ from chaos.checkers import (
     check_windows,
 )
 from chaos.history import History
+from chaos.tables import rows_of_letters
 from chaos.verdicts import Promise
 
 if TYPE_CHECKING:
@@ -310,6 +311,8 @@ def test_a_process_must_end_by_our_signal(
     [
         ([], "ok", 3),
         ([{"bucket": 1}], "violated", 1),
+        ([{"bucket": 1, "letter": True}], "violated", 1),
+        ([{"bucket": 7, "letter": True}], "ok", 4),
         ([{"bucket": 7, "first": -1}, {"bucket": 8, "last": 10}], "violated", 2),
     ],
 )
@@ -323,3 +326,37 @@ def test_a_window_that_is_there_twice_or_has_foreign_records_is_found(
     result = check_windows(History.of({"windows": rows}), promise)
     assert (result.verdict, result.count) == (verdict, count)
     assert check_windows(History.of({}), promise).verdict == "unknown"
+
+
+def test_where_no_row_of_a_window_is_a_letter_a_storm_of_refused_rows_proves_nothing() -> None:
+    row = {"group": "g", "topic": "t", "partition": 0, "bucket": 1, "start": 0, "end": 10}
+    row |= {"first": 0, "last": 9}
+    promise = Promise("g", "t", "exactly-once", windows=True, refuses=True)
+    assert check_windows(History.of({"windows": [row]}), promise).verdict == "unknown"
+    assert check_windows(History.of({"windows": [row | {"letter": True}]}), promise).verdict == "ok"
+
+
+def test_the_row_of_a_letter_is_a_window_with_its_records() -> None:
+    letter = {
+        "window_start": "1970-01-01T00:00:01.000000Z",
+        "window_end": "1970-01-01T00:00:02Z",
+        "first": "1970-01-01T00:00:01.5Z",
+        "last": "1970-01-01T00:00:01.500001Z",
+        "topic": "t",
+        "partition": 3,
+        "bucket": 13,
+        "offsets": [7, 9],
+        "ids": [70, 90],
+        "time": 5,
+    }
+    made = rows_of_letters([letter])
+    place = {"topic": "t", "partition": 3}
+    assert made["windows"].to_pylist() == [
+        place
+        | {"bucket": 13, "start": 1_000_000, "end": 2_000_000, "first": 1_500_000}
+        | {"last": 1_500_001, "letter": True}
+    ]
+    assert made["rows"].to_pylist() == [
+        place | {"offset": 7, "id": 70, "time": 5},
+        place | {"offset": 9, "id": 90, "time": 5},
+    ]
