@@ -407,6 +407,26 @@ def json_columns(table: pa.Table) -> JsonObjects:
     return JsonObjects(columns, refused)
 
 
+def json_misfits(table: pa.Table) -> dict[int, str]:
+    """Return the rows that JSON cannot hold, as `json_columns` does; it makes no values of what it can."""
+    doubtful = [at for at, column in enumerate(table.columns) if not _fits_json(whole(column))]
+    return json_columns(table.select(doubtful)).bad if doubtful else {}
+
+
+def _fits_json(array: Array) -> bool:
+    """Return whether JSON can hold all values, as far as Arrow can say."""
+    kind = array.type
+    if pa.types.is_string(kind):
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid:
+            return False
+        return True
+    if pa.types.is_floating(kind):
+        return rows_where(pc.invert(pc.is_finite(array))) is None
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+
+
 class JsonRows(NamedTuple):
     """Rows as JSON objects.
 

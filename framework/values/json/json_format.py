@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...columns.texts import json_columns
+from ...columns.texts import json_misfits
 from ...errors import StrategyError
 from ..encoding import refuse
 from ..registry.registry import PerProcess, RegisteredSchema, Registry
@@ -174,7 +174,7 @@ class Json(TypedFormat):
             RegistryError: the registry refuses the schema, or does not answer.
         """
         if self._registry is None:
-            refuse(json_columns(rows).bad)
+            refuse(json_misfits(rows))
             return super().encode(rows, topic)
         from ..registry.framing import prefix  # LLVM, too
 

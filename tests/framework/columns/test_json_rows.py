@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.columns.texts import BASE64, json_rows
+from kmr.columns.texts import BASE64, json_columns, json_misfits, json_rows
 from kmr.record import SCHEMA
 
 
@@ -142,3 +142,30 @@ def test_a_uuid_is_its_text_as_a_key_too() -> None:
         pa.map_(pa.uuid(), pa.int8())
     )
     assert written(pa.table({"m": maps})) == [{"m": {"00010203-0405-0607-0809-0a0b0c0d0e0f": 1}}]
+
+
+def not_utf8() -> pa.Array[Any]:
+    raw = pa.array([b"a", b"\xff", None, b"b"], pa.binary())
+    return pa.Array.from_buffers(pa.string(), 4, raw.buffers())
+
+
+NESTED = [[1.0], [float("inf")], None, []]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"n": pa.array([1, None, 3, 4]), "ok": pa.array([True, None, False, True])},
+        {"x": pa.array([1.5, None, float("nan"), float("-inf")]), "y": pa.array([0.5] * 4)},
+        {"text": not_utf8(), "n": pa.array([1, 2, 3, 4])},
+        {"text": not_utf8().slice(0, 1).take(pa.array([0] * 4)), "list": pa.array(NESTED)},
+        {"x": pa.array([float("nan")] * 4), "text": not_utf8()},
+        {"day": pa.array([1, 2, 3, None], pa.date32()), "raw": pa.array([b"\xff"] * 4)},
+    ],
+)
+def test_rows_that_json_cannot_hold_are_found_without_their_values(
+    columns: dict[str, pa.Array[Any]],
+) -> None:
+    table = pa.table(columns)
+    for some in (table, table.slice(1, 2), table.slice(4)):
+        assert json_misfits(some) == json_columns(some).bad
