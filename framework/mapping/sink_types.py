@@ -2,11 +2,13 @@
 
 The rows of a per-record map that declares none get one type for each column of a batch: an int beside floats
 becomes a float, and a key that a dict lacks becomes null, like a key whose value is None. A column of 32-bit
-floats, or of maps, has to tell them apart; a column of text takes each as it is written alone.
+floats, or of maps, has to tell them apart; a column of text takes each as it is written alone, one of JSON
+each as it is, and one of numbers those that are beyond 64 bits.
 """
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -35,8 +37,15 @@ _ALONE: Final[Sequence[Callable[[Any], bool]]] = (
     lambda kind: isinstance(kind, pa.UuidType),
     is_text,
 )
-_WRITTEN: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, is_text)
+_WRITTEN: Final[Sequence[Callable[[Any], bool]]] = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_boolean,
+    is_text,
+    lambda kind: pa.types.is_decimal(kind) and kind.scale == 0,
+)
 _NUMBERS: Final = frozenset((int, float, Decimal))
+_INT64: Final = 2**63
 _FLOAT_BITS: Final = 24
 _GREATEST_BITS: Final = 128
 _DECLARE: Final = "declare the rows with dict[str, ... | None], or leave the key out"
@@ -80,6 +89,35 @@ def number_texts(values: list[Any], classes: AbstractSet[type], kind: pa.DataTyp
         for row, text in zip(rows, made, strict=True):
             texts[row] = text
     return texts
+
+
+def with_decimals(value: Any) -> Any:
+    """Return whole numbers beyond 64 bits as decimals, also in lists and dicts: a sink may hold them."""
+    if type(value) is int:
+        return value if -_INT64 <= value < _INT64 else Decimal(value)
+    if isinstance(value, dict):
+        return {key: with_decimals(each) for key, each in value.items()}
+    return [with_decimals(each) for each in value] if isinstance(value, list) else value
+
+
+_as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def json_alone(values: list[Any]) -> list[Any]:
+    """Return values for a column of JSON as texts: in one column their objects would all have the same keys.
+
+    Texts are JSON already. What JSON has no form for, such as a time, is returned as it is.
+    """
+    return [
+        each if each is None or isinstance(each, str) else _json_or_not(each) for each in values
+    ]
+
+
+def _json_or_not(value: Any) -> Any:
+    try:
+        return _as_json(value)
+    except Exception:  # noqa: BLE001  a value may be of any class
+        return value
 
 
 def takes_each_alone(kind: Any, by_type: ByType) -> bool:

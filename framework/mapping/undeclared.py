@@ -16,7 +16,7 @@ import pyarrow as pa
 from ..columns.column_types import TypeChoice, choose_type, common_type, least_misfits
 from ..columns.kinds import is_nested
 from ..columns.reasons import ZONED_TIME_OF_DAY
-from ..columns.texts import excerpt
+from ..columns.texts import excerpt, json_texts
 from ..errors import as_exception, reason_of
 from ..record import Header
 from ..values.foreign import are_foreign, plain_foreign
@@ -28,9 +28,11 @@ from .sink_types import (
     ByType,
     for_sink,
     hidden_values,
+    json_alone,
     number_texts,
     takes_each_alone,
     unstorable,
+    with_decimals,
 )
 
 if TYPE_CHECKING:
@@ -99,6 +101,13 @@ def _column(
         values = readable(values, refused)
     if not _CONTAINERS.isdisjoint(classes):
         values = list(map(_without_headers, values))
+    if isinstance(sink_type, pa.JsonType):
+        sink_type = pa.string()
+        if not _CONTAINERS.isdisjoint(classes):
+            values = [
+                _json_alone(row, each, refused) for row, each in enumerate(json_alone(values))
+            ]
+            classes = frozenset(map(type, values))
     if sink_type is not None and (hidden := hidden_values(name, values, sink_type)):
         misfits.update(hidden)
         values = [None if row in hidden else value for row, value in enumerate(values)]
@@ -114,14 +123,39 @@ def _column(
         column.validate(full=is_nested(column.type))
         if not refused and _are_as_they_were(values, classes, column.type):
             return column
-    values = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
+    return _of_several_types(values, refused, sink_type)
+
+
+def _of_several_types(
+    values: list[Any], refused: dict[int, str], sink_type: pa.DataType | None
+) -> pa.Array[Any]:
+    given = [_plain_or_refused(row, value, refused) for row, value in enumerate(values)]
+    values = given
+    if sink_type is not None:
+        values = list(map(with_decimals, given))
+        if (texts := number_texts(values, frozenset(map(type, values)), sink_type)) is not values:
+            return to_column(texts, pa.string(), refused)
     by_type = _by_type(values, refused)
     if sink_type is not None and takes_each_alone(sink_type, by_type):
-        return for_sink(by_type, values, sink_type, refused)
-    kind = _choose_type(by_type, values, refused, sink_type)
+        return for_sink(by_type, given, sink_type, refused)
+    kind = _choose_type(by_type, given, refused, sink_type)
     return to_column(
         [None if row in refused else value for row, value in enumerate(values)], kind, refused
     )
+
+
+def _json_alone(row: int, value: Any, refused: dict[int, str]) -> Any:
+    """Return an object or list with values that JSON has no form for as the sink would write it."""
+    if not isinstance(value, Mapping | list | tuple | set | frozenset):
+        return value
+    plain = _plain_or_refused(row, value, refused)
+    try:
+        texts, why = json_texts(pa.array([plain]))
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        return plain
+    if why:
+        refused[row] = f"{why[0]} (JSON) cannot hold {excerpt(value)}"
+    return texts[0].as_py()
 
 
 def _counts_itself(cls: type) -> bool:

@@ -201,7 +201,10 @@ class PostgresWriter(RangeWriter):
             ) from error
         self._pool = pool
         self._had = frozenset(column.name for column in self._found.columns)
-        stored = {column.name: column.stored for column in self._found.columns}
+        stored = {
+            column.name: pa.json_() if column.kind in ("json", "jsonb") else column.stored
+            for column in self._found.columns
+        }
         context.for_sinks.tell_types(context.stage, stored)
 
     async def examine(self, context: Context) -> Sequence[Finding]:

@@ -35,6 +35,9 @@ def made(
         (pa.float64(), [0.5, "0.25", "x", [1], 3], {0: 0.5, 1: 0.25, 4: 3.0}),
         (pa.decimal128(5, 2), [1, "1.25", "1.255", Decimal("1.5")], {0: 1, 1: 1.25, 3: 1.5}),
         (pa.string(), ["a", 5, 6, 1.5, True], {0: "a", 1: "5", 2: "6", 3: "1.5", 4: "true"}),
+        (pa.uint64(), [2**64 - 1, 5, -1, 2**64], {0: 2**64 - 1, 1: 5}),
+        (pa.float64(), [2**64, 2**64 + 1, 1.5], {0: 2.0**64, 2: 1.5}),
+        (pa.decimal256(40, 0), [10**39, 5, 10**40], {0: 10**39, 1: 5}),
         (pa.uuid(), [UUID(int=4), "x", str(UUID(int=5)), 7], {0: UUID(int=4), 2: UUID(int=5)}),
     ],
 )
@@ -65,6 +68,53 @@ def test_values_of_which_the_column_of_the_sink_holds_none_refuse_no_others(
     found, failed = made(values, kind)
     assert list(found) == arrive
     assert all(repr(values[row]) in reason for row, reason in failed.items())
+
+
+@pytest.mark.parametrize("values", [[10**70], [10**70, 5], [10**70, 5.5], [10**70, "x", True]])
+def test_a_number_beyond_64_bits_is_written_to_a_column_of_text(values: list[Any]) -> None:
+    found, failed = made(values, pa.string())
+    assert (str(int(found[0])), failed) == (str(10**70), {})
+
+
+def test_numbers_beyond_64_bits_in_lists_and_objects_are_for_the_column_of_the_sink() -> None:
+    big = {"a": 2**64 - 1, "b": [2**63, 5]}
+    kind = pa.struct([("a", pa.uint64()), ("b", pa.list_(pa.uint64()))])
+    assert made([big, {"a": 5, "b": []}], kind) == ({0: big, 1: {"a": 5, "b": []}}, {})
+
+
+def test_each_object_for_a_column_of_json_is_written_as_it_is_alone() -> None:
+    values: list[Any] = [
+        {"a": 1},
+        {"a": 1.5, "b": None},
+        {"a": "x", "c": [1, "y", {}]},
+        {},
+        [],
+        10**70,
+        True,
+        '{"text": "as it is"}',
+        None,
+        {"at": date(2026, 1, 2), "cost": Decimal("1.50"), "raw": b"x"},
+        {"a": float("nan")},
+        {"a": {1, 2}},
+    ]
+    values.append(values)  # contains itself
+    found, failed = made(values, pa.json_())
+    assert [found[row] for row in range(9)] == [
+        '{"a":1}',
+        '{"a":1.5,"b":null}',
+        '{"a":"x","c":[1,"y",{}]}',
+        "{}",
+        "[]",
+        str(10**70),
+        "true",
+        '{"text": "as it is"}',
+        None,
+    ]
+    assert found[9] == '{"at":"2026-01-02","cost":"1.50","raw":"x"}'
+    assert found[11] == '{"a":[1,2]}'
+    assert sorted(failed) == [10, 12]
+    assert failed[10].startswith("column v: ")
+    assert "cannot hold {'a': nan}" in failed[10]
 
 
 def test_without_a_sink_type_most_values_decide() -> None:
