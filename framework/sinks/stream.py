@@ -75,6 +75,7 @@ class StreamWriter(Collecting, Sink):
         self._name: str | None = None
         self._path: Path | None = None
         self._stream: TextIO | None = None
+        self._takes_refused = True
         if stream in _STANDARD:
             self._name = str(stream)
         elif isinstance(stream, str | os.PathLike):
@@ -95,6 +96,7 @@ class StreamWriter(Collecting, Sink):
         return other
 
     async def open(self, context: Context) -> None:
+        self._takes_refused = context.for_sinks.takes_refused
         if self._path is not None:
             try:
                 with self._path.open("ab"):
@@ -106,7 +108,9 @@ class StreamWriter(Collecting, Sink):
 
     def flush(self, write: Write = NEW) -> None:
         lines, refusals = self._encode()
-        if self._path is not None:
+        if refusals and not self._takes_refused:
+            pass  # ends the worker: nothing is written, which the next one would write again
+        elif self._path is not None:
             _append(self._path, lines)
         else:
             self._write(lines)

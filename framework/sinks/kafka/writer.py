@@ -186,6 +186,7 @@ class KafkaWriter(Collecting, Sink):
         self._producer: AIOKafkaProducer | None = None
         self._state: SendState | None = None
         self._refused: Mapping[int, str] = {}
+        self._takes_refused = True
         self._set_up = SetUp()
         self._sources: NDArray[np.int64] | None = (
             None  # the row of each message; None: the same number
@@ -219,6 +220,7 @@ class KafkaWriter(Collecting, Sink):
 
     async def open(self, context: Context) -> None:
         self._takes_letters = context.stage == ERROR_STAGE
+        self._takes_refused = context.for_sinks.takes_refused
         self._client = self._client_of(context)
         self._topic_limit = await message_limit(self._client, self.topic)
         await self._require_topic(context, await self._connect())
@@ -354,6 +356,10 @@ class KafkaWriter(Collecting, Sink):
         for _ in range(_MOST_PRODUCERS):
             producer = self._producer or await self._connect()
             state = self._state or await self._prepare(producer)
+            if state.refused and not self._takes_refused:
+                return (
+                    state  # ends the worker: nothing is sent, which the next one would send again
+                )
             try:
                 await state.attempt(producer, self.attempt_timeout, idempotent=self.idempotence)
             except ProducerLost as lost:

@@ -16,6 +16,7 @@ import pytest
 from kmr.errors import SinkError, StrategyError
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Context, Retry
+from kmr.reducers.sink import RowsRefused
 from kmr.sinks.stream import StreamWriter
 
 if TYPE_CHECKING:
@@ -39,6 +40,19 @@ def test_rows_of_all_batches_become_one_line_each() -> None:
         '{"a":2,"b":null}',
         '{"a":null,"b":"x\\ny"}',
     ]
+
+
+@pytest.mark.parametrize(("takes", "written"), [(True, '{"a":1.5}\n'), (False, "")])
+async def test_where_nothing_takes_what_is_refused_nothing_is_written_that_would_be_written_again(
+    takes: bool, written: str
+) -> None:
+    stream = io.StringIO()
+    writer = StreamWriter(stream)
+    await writer.open(CONTEXT.with_sinks(takes_refused=takes))
+    writer.add(rows_of(a=[1.5, float("nan")]))
+    with pytest.raises(RowsRefused):
+        writer.flush()
+    assert stream.getvalue() == written
 
 
 def test_pretty_is_indented_for_people() -> None:

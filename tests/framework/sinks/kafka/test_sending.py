@@ -41,6 +41,19 @@ async def test_a_message_above_our_limit_is_poisoned_and_the_others_are_delivere
     assert [record.value for record in await consumed(broker)] == [b"a", b"b", b"c", b"d"]
 
 
+async def test_where_nothing_takes_what_is_refused_nothing_is_sent_that_would_be_sent_again(
+    broker: Broker,
+) -> None:
+    await create(broker)
+    writer = copy.deepcopy(KafkaWriter(TOPIC, value="v", max_message_bytes=500))
+    await writer.open(context(broker.bootstrap_servers).with_sinks(takes_refused=False))
+    writer.add(rows_of(v=["a", "x" * 1000]))
+    (refused,) = (await flushed(writer)).refusals
+    await writer.close()
+    assert refused.reason == "the message is too large for topic out"
+    assert await consumed(broker) == []
+
+
 async def test_a_message_above_the_topics_limit_is_found_among_the_others(broker: Broker) -> None:
     await create(broker, max_message_bytes="2000")
     values = ["x" * 3000 if number == 33 else f"{number:050}" for number in range(100)]
