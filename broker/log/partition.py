@@ -14,7 +14,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .appender import Appender
-from .disk_work import do_now
 from .durability import Durability
 from .durable_files import DELETED, UNSYNCED_FILE
 from .records import first_batches, parse_header
@@ -278,24 +277,12 @@ class PartitionLog:
                 position = header.end
             at = span.next_offset
 
-    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """Return `(offset, timestamp)` of the first record with this timestamp or a later one, or None.
-
-        Exact to the record; raises `LogCorrupt`, OSError.
-        """
-        return do_now(self.search(timestamp_ms))
-
-    def offset_of_max_timestamp(self) -> tuple[int, int] | None:
-        """Return `(offset, timestamp)` of the first record with the latest timestamp.
-
-        None if no record has a timestamp. Raises `LogCorrupt`, OSError.
-        """
-        return do_now(self.search())
-
     def search(self, timestamp_ms: int | None = None) -> DiskWork[tuple[int, int] | None]:
-        """Do the same as `offset_for_timestamp`, or `offset_of_max_timestamp` without a time, in steps.
+        """Find `(offset, timestamp)` of the first record with this timestamp or a later one, in steps.
 
-        It begins again if retention or compaction takes a segment away between two steps.
+        Without a timestamp: of the first record with the latest one. None if there is none. Exact to the
+        record. It begins again if retention or compaction takes a segment away between two steps. Raises
+        `LogCorrupt`, OSError.
         """
         while True:
             self._appender.write_pending()

@@ -113,8 +113,9 @@ class Dispatcher:
     def __init__(
         self, apis: Sequence[AnyApi], services: Services, faults: Faults | None = None
     ) -> None:
+        has_rules = services.authorizer is not None
         self._apis = {
-            (api.key, version): _restricted(api, services)
+            (api.key, version): authorized(api) if has_rules and isinstance(api, Api) else api
             for api in apis
             for version in range(api.min_version, api.max_version + 1)
         }
@@ -266,13 +267,6 @@ def _answer_unknown_version(context: RequestContext, _: memoryview) -> Reply:
     response = recast(served, response_type(handshake.API_VERSIONS, 0))
     context.meter.errors.update(error_codes(response))
     return Reply(write_message(response))
-
-
-def _restricted(api: AnyApi, services: Services) -> AnyApi:
-    """Add authorization to an API."""
-    if services.authorizer is not None and isinstance(api, Api):
-        api = authorized(api)
-    return api
 
 
 def _handle(api: Api, context: RequestContext, body: memoryview) -> Reply:

@@ -132,22 +132,14 @@ def list_letters(
     known = anyio.run(read_letters, _connection(given.load()), topic)
     mask = (which or LetterFilter()).filter().matches(known.letters)
     mask &= True if every else known.open
-    groups = summaries(known.letters, mask, by)
+    groups, number = summaries(known.letters, mask, by), int(known.open.sum())
     if as_json:
-        print_json(
-            {
-                "topic": topic,
-                "open": int(known.open.sum()),
-                "reasons": [each.as_json() for each in groups],
-                "passes": known.passes,
-            }
-        )
+        reasons = [each.as_json() for each in groups]
+        print_json({"topic": topic, "open": number, "reasons": reasons, "passes": known.passes})
         return
     console = plain_console()
-    settled = len(known.letters) - int(known.open.sum())
-    number = int(known.open.sum())
-    letters = "letter" if number == 1 else "letters"
-    console.print(f"{topic}: {number:,} open {letters}, {settled:,} settled or copies")
+    settled = len(known.letters) - number
+    console.print(f"{topic}: {show_count(number, 'open letter')}, {settled:,} settled or copies")
     if not groups:
         return
     for each in groups[:_MOST_ROWS]:

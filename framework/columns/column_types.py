@@ -140,6 +140,14 @@ def join_tables(tables: Sequence[pa.Table]) -> JoinedTables:
         ) from error
 
 
+def joined_rows(tables: Sequence[pa.Table]) -> pa.Table:
+    """Join tables as `join_tables`. Raises MixedTypes if a column has types that cannot be joined."""
+    joined = join_tables(tables)
+    for reason in joined.misfits.values():
+        raise MixedTypes(f"{reason}; declare the types with @map_record(schema=...)")
+    return joined.table
+
+
 def _replace_misfits(tables: list[pa.Table], name: str, misfits: dict[int, str]) -> None:
     """Replace by null the values of one column whose type is not that of most values."""
     values: Counter[pa.DataType] = Counter()

@@ -102,38 +102,28 @@ def letter_headers(failed: pa.Table, context: Context | None = None) -> list[lis
         *("topic", "partition", "offset", "headers"),
         *("stage", "reason", "attempt", "exception", "traceback", "value"),
     )
-    columns = [failed.column(name).to_pylist() for name in names]
     found = []
-    for (
-        time,
-        topic,
-        partition,
-        offset,
-        pairs,
-        stage,
-        reason,
-        attempt,
-        exception,
-        trace,
-        value,
-    ) in zip(times.to_pylist(), *columns, strict=True):
-        had: list[Pair] = [(pair["key"], pair["value"]) for pair in pairs or ()]
+    for time, row in zip(times.to_pylist(), failed.select(names).to_pylist(), strict=True):
+        at = TopicPartition(row["topic"], row["partition"])
+        had: list[Pair] = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
         old = {name: value for name, value in had if name in HEADERS and value is not None}
         added = {
-            TOPIC: topic,
-            PARTITION: partition,
-            OFFSET: offset,
+            TOPIC: at.topic,
+            PARTITION: at.partition,
+            OFFSET: row["offset"],
             TIMESTAMP: time,
-            SCHEMA_ID: schema_id_of(value, had) if context.for_sinks.has_schema_ids else None,
-            GENERATION: context.for_sinks.generations.get(TopicPartition(topic, partition)) or None,
+            SCHEMA_ID: schema_id_of(row["value"], had)
+            if context.for_sinks.has_schema_ids
+            else None,
+            GENERATION: context.for_sinks.generations.get(at) or None,
             GROUP: context.group or None,
             STRATEGY: context.strategy or None,
             VERSION: context.strategy_version or None,
-            STAGE: stage,
-            REASON: reason[:_REASON_CHARACTERS],
-            EXCEPTION: exception,
-            TRACEBACK: trace,
-            ATTEMPT: attempt,
+            STAGE: row["stage"],
+            REASON: row["reason"][:_REASON_CHARACTERS],
+            EXCEPTION: row["exception"],
+            TRACEBACK: row["traceback"],
+            ATTEMPT: row["attempt"],
         }
         if OFFSET in old:
             had = [pair for pair in had if pair[0] not in HEADERS]

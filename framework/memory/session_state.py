@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from ..columns.column_types import joined_rows
 from ..columns.times import shown_time
 from ..config.schema import show_count
-from .window_aggregates import START, can_join, joined_rows
+from .window_aggregates import START, can_join
 from .window_rows import warn_of_left_out
 from .window_state import SHOWN, WindowState
 

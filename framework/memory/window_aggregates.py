@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..columns.column_types import MixedTypes, join_tables
+from ..columns.column_types import joined_rows
 from ..columns.kinds import without_rows
 from ..columns.times import shown_time
 from ..errors import MANY, StrategyError
@@ -250,14 +250,6 @@ def _named(starts: NDArray[np.int64] | None, keys: Mapping[str, Any]) -> str:
 
 def _ones(rows: int) -> pa.ChunkedArray[Any]:
     return pa.chunked_array([pa.array(np.ones(rows, np.int64))])
-
-
-def joined_rows(parts: list[pa.Table]) -> pa.Table:
-    """Join tables of rows. Raises MixedTypes if their columns have types that cannot be joined."""
-    joined = join_tables(parts)
-    for reason in joined.misfits.values():
-        raise MixedTypes(f"{reason}; declare the types with @map_record(schema=...)")
-    return joined.table
 
 
 def can_join(parts: Sequence[pa.Table], empty: pa.Table) -> bool:

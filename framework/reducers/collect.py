@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import pyarrow as pa
 
-from ..columns.column_types import MixedTypes, join_tables
+from ..columns.column_types import joined_rows
 from ..errors import StrategyError
 from ..service.threads import run_in_thread
 from ..tagged_rows import is_tagged, join_tagged
@@ -32,15 +32,8 @@ def one_table(rows: Sequence[Rows]) -> pa.Table:
     """
     tables = [each.table for each in rows]
     if tables and is_tagged(tables[0].schema):
-        return join_tagged(tables, _joined)
-    return _joined(tables)
-
-
-def _joined(tables: list[pa.Table]) -> pa.Table:
-    joined = join_tables(tables)
-    for reason in joined.misfits.values():
-        raise MixedTypes(f"{reason}; declare the types with @map_record(schema=...)")
-    return joined.table
+        return join_tagged(tables, joined_rows)
+    return joined_rows(tables)
 
 
 class Collecting(Reducer):

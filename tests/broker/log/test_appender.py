@@ -17,6 +17,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.producers import (
@@ -112,8 +113,8 @@ def test_append_time_is_stamped_and_answered(open_log: OpenLog, append: Append) 
     log = open_log(LogConfig(message_timestamp_type="LogAppendTime"))
     appended = append(log, [b"a", b"b"], timestamps=[1, 2], now_ms=5000, producer=(1, 0, 0))
     assert appended.log_append_time_ms == 5000
-    assert log.offset_for_timestamp(3) == (0, 5000)
-    assert log.offset_of_max_timestamp() == (0, 5000)
+    assert do_now(log.search(3)) == (0, 5000)
+    assert do_now(log.search()) == (0, 5000)
     again = append(log, [b"a", b"b"], timestamps=[1, 2], now_ms=6000, producer=(1, 0, 0))
     assert (again.duplicate, again.log_append_time_ms) == (True, 5000)
 
@@ -225,9 +226,9 @@ def test_a_failed_write_is_undone_without_reading_the_log(
         retried = append(log, [b"again"], timestamps=[30], producer=(5, 0, 20))
     assert (retried.first_offset, retried.duplicate) == (20, False)
     assert list(log.producers.ids) == [5]
-    assert log.offset_of_max_timestamp() == (20, 30)
-    assert log.offset_for_timestamp(10) == (10, 10)
-    assert log.offset_for_timestamp(40) is None
+    assert do_now(log.search()) == (20, 30)
+    assert do_now(log.search(10)) == (10, 10)
+    assert do_now(log.search(40)) is None
 
 
 def test_a_failed_write_after_a_roll_leaves_an_empty_segment_as_it_was(
@@ -276,7 +277,7 @@ def state(log: PartitionLog) -> tuple[Any, ...]:
     dump = msgspec.msgpack.decode(log.producers.dump())
     producers = {key: {**each, "last_seen_ms": 0} for key, each in dump["producers"].items()}
     data = bytes(log.read(0, 2**20, min_one=True).data)
-    return log.next_offset, data, log.segment_count, producers, log.offset_of_max_timestamp()
+    return log.next_offset, data, log.segment_count, producers, do_now(log.search())
 
 
 @pytest.mark.parametrize(

@@ -209,11 +209,11 @@ def test_a_time_finds_the_records_that_are_left(open_log: Open) -> None:
     log.roll()
     compact(log)
     assert sorted(pairs(log)) == [0, 2, 4, 5]
-    assert log.offset_for_timestamp(NOW + 1) == (2, NOW + 2)
-    assert log.offset_for_timestamp(NOW + 5) == (5, NOW + 5)
-    assert log.offset_of_max_timestamp() == (5, NOW + 5)
+    assert do_now(log.search(NOW + 1)) == (2, NOW + 2)
+    assert do_now(log.search(NOW + 5)) == (5, NOW + 5)
+    assert do_now(log.search()) == (5, NOW + 5)
     log.close()
-    assert open_log(CONFIG).offset_for_timestamp(NOW + 3) == (4, NOW + 4)
+    assert do_now(open_log(CONFIG).search(NOW + 3)) == (4, NOW + 4)
 
 
 def test_age_deletes_nothing_where_a_log_is_only_compacted(open_log: Open) -> None:

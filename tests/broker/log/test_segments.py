@@ -65,9 +65,9 @@ def test_lookups_by_timestamp_agree_with_a_search_of_all_records(
             do_now(log.truncation(start))
             visible = records[start:]
             for timestamp in range(62):
-                assert log.offset_for_timestamp(timestamp) == first_since(visible, timestamp)
+                assert do_now(log.search(timestamp)) == first_since(visible, timestamp)
             latest = max((time for _, time in visible), default=None)
-            assert log.offset_of_max_timestamp() == (
+            assert do_now(log.search()) == (
                 None if latest is None else first_since(visible, latest)
             )
         log.close()
@@ -86,8 +86,8 @@ def test_lookups_work_without_index_files(
         path.unlink()
     log = open_log(config, clean=clean)
     for timestamp in range(1000, 1100):
-        assert log.offset_for_timestamp(timestamp) == (timestamp - 1000, timestamp)
-    assert log.offset_for_timestamp(1100) is None
+        assert do_now(log.search(timestamp)) == (timestamp - 1000, timestamp)
+    assert do_now(log.search(1100)) is None
 
 
 def test_records_without_timestamps_are_never_found(
@@ -95,8 +95,8 @@ def test_records_without_timestamps_are_never_found(
 ) -> None:
     log = open_log()
     append(log, [b"a"], timestamps=[-1])
-    assert log.offset_for_timestamp(0) is None
-    assert log.offset_of_max_timestamp() is None
+    assert do_now(log.search(0)) is None
+    assert do_now(log.search()) is None
 
 
 def test_a_batch_with_unreadable_records_is_found_by_its_header(
@@ -109,9 +109,9 @@ def test_a_batch_with_unreadable_records_is_found_by_its_header(
     pack_into(">I", batch, 17, crc32c(batch[CRC_START:]))  # a client that errs computes it after
     log.append(batch, split_batches(batch), now_ms=0)
     append(log, [b"after"], timestamps=[3_000])
-    assert log.offset_for_timestamp(1_500) == (1, 2_000)
-    assert log.offset_for_timestamp(2_500) == (2, 3_000)
-    assert log.offset_of_max_timestamp() == (2, 3_000)
+    assert do_now(log.search(1_500)) == (1, 2_000)
+    assert do_now(log.search(2_500)) == (2, 3_000)
+    assert do_now(log.search()) == (2, 3_000)
 
 
 OpenLog = Callable[..., PartitionLog]
@@ -183,5 +183,5 @@ def test_reads_of_many_segments_keep_few_files_open(
         append(log, [b"x" * 900])
     log.fsync()
     read_all(log)
-    assert log.offset_for_timestamp(0) is not None
+    assert do_now(log.search(0)) is not None
     assert open_descriptors() <= before + 5

@@ -156,7 +156,7 @@ def test_a_damaged_log_returns_appended_batches_or_reports_the_damage(
             at = max(log.log_start_offset, written.first_offset_of(number))
             expected_offset = at if at < log.next_offset else None
             try:
-                found = log.offset_for_timestamp(1000 + number)
+                found = do_now(log.search(1000 + number))
             except LogCorrupt as error:
                 reported.append(error.path)
                 continue

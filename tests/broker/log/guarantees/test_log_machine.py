@@ -204,7 +204,7 @@ class LogMachine(RuleBasedStateMachine):
         self.unflushed = 0
         found = [b for b in self.batches if b.next > self.start and b.timestamp >= timestamp]
         expected = (max(self.start, found[0].first), found[0].timestamp) if found else None
-        assert self.log.offset_for_timestamp(timestamp) == expected
+        assert do_now(self.log.search(timestamp)) == expected
 
     # -- stopping
 
