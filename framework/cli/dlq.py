@@ -267,14 +267,8 @@ _FIRST_OF_REPLAY: Final = (
     WORKER,
     without=(
         *("topics", "topic_pattern", "group", "until_caught_up", "auto_offset_reset", "executor"),
-        *(
-            "history",
-            "rate",
-            "workers",
-            "worker_restarts",
-            "worker_restart_period",
-            "worker_live_timeout",
-        ),
+        *("history", "rate", "workers", "worker_restarts", "worker_restart_period"),
+        "worker_live_timeout",
     ),
     first=_FIRST_OF_REPLAY,
 )
