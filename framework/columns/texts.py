@@ -526,10 +526,19 @@ def _python_value(array: Array, row: int, *, in_utc: bool) -> Any:
     try:
         return _exactly(array.slice(row, 1), in_utc=in_utc).to_pylist()[0]
     except (OverflowError, ValueError):
-        one = array.slice(row, 1)
-        if is_text(plain(one).type):
-            return plain(one).cast(pa.large_binary())[0].as_py().decode(errors="replace")
-        return msgspec.to_builtins(json_values(one).values[0])
+        one = plain(array.slice(row, 1))
+    values = partial(python_values, in_utc=in_utc)
+    if pa.types.is_struct(one.type):
+        children = [pc.struct_field(one, [at]) for at in range(one.type.num_fields)]
+        return {each.name: values(of)[0] for each, of in zip(one.type, children, strict=True)}
+    if pa.types.is_map(one.type):
+        keys, items = (pc.struct_field(Lists(one).items, [at]) for at in range(2))
+        return list(zip(values(keys), values(items), strict=True))
+    if is_list(one.type):
+        return values(Lists(one).items)
+    if is_text(one.type):
+        return one.cast(pa.large_binary())[0].as_py().decode(errors="replace")
+    return text_of(one)[0].as_py()
 
 
 def excerpt(value: object) -> str:

@@ -12,6 +12,7 @@ from ..columns.fitted import TargetColumn, fit_columns
 from ..columns.fitting import fit
 from ..columns.kinds import either, null_rows, whole, with_leaves
 from ..columns.reasons import rows_left_out
+from ..columns.texts import excerpt
 from .value_format import RowsDoNotFit
 
 if TYPE_CHECKING:
@@ -124,12 +125,12 @@ def _as_number(kind: Any) -> Any:
     return pa.int64() if pa.types.is_temporal(kind) else kind
 
 
-def dict_of(pairs: Iterable[tuple[Any, Any]] | dict[Any, Any], path: str) -> dict[Any, Any]:
-    """Return the pairs of a map as a dict. Raises DoesNotFit: a key is there twice."""
-    if isinstance(pairs, dict):  # with times that Python does not have, which are text here
-        return pairs
+def dict_of(pairs: Iterable[tuple[Any, Any]], path: str) -> dict[Any, Any]:
+    """Return the pairs of a map as a dict. Raises DoesNotFit: a key is there twice, or is nested."""
     found: dict[Any, Any] = {}
     for key, value in pairs:
+        if isinstance(key, dict | list):
+            raise DoesNotFit(f"field {path}: its key {excerpt(key)} is an object or a list")
         if key in found:
             raise DoesNotFit(f"field {path}: its key {key!r} is there twice")
         found[key] = value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from decimal import Context, Decimal
-from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
@@ -94,10 +93,18 @@ def _leaves() -> list[tuple[Any, st.SearchStrategy[Any]]]:
     found += [
         _leaf(pa.date32(), _moments(1 / _DAY, 2**31 - 1)),
         _leaf(pa.date64(), _moments(1 / _DAY, 2**31 - 1).map(lambda days: days * _DAY * 1000)),
+        _leaf(_pa.bool8(), st.sampled_from([0, 1, 2, -1])),
+        _leaf(_pa.json_(), st.sampled_from(['{"a": 1}', "[]", "null", "{", "1"])),
+        _leaf(_pa.opaque(pa.binary(), "box", "maker"), blobs),
     ]
     for unit, per_second in UNITS.items():
         of_a_day = st.sampled_from(
-            [0, 1, _DAY * per_second - 1, 3_661 * per_second + per_second // 3]
+            [
+                0,
+                1,
+                _DAY * per_second - 1,
+                3_661 * per_second + per_second // 3,
+            ]
         )
         made: Any = pa.time32 if per_second < 10**6 else pa.time64
         found.append(_leaf(made(unit), of_a_day))
@@ -149,7 +156,7 @@ def _lists(inner: Kind) -> st.SearchStrategy[Kind]:
     kind, values = inner
     items = st.none() | st.lists(values, max_size=3)
     makers = st.sampled_from(
-        [pa.list_, pa.large_list, pa.list_view, lambda each: pa.list_(each, 2)]
+        [pa.list_, pa.large_list, pa.list_view, _pa.large_list_view, lambda each: pa.list_(each, 2)]
     )
 
     def made(make: Any) -> Kind:
@@ -197,6 +204,7 @@ def _stored(kind: Any) -> Any:
         (pa.types.is_list, pa.list_),
         (pa.types.is_large_list, pa.large_list),
         (pa.types.is_list_view, pa.list_view),
+        (pa.types.is_large_list_view, _pa.large_list_view),
     ):
         if is_kind(kind):
             return make(_stored(kind.value_type))
@@ -208,10 +216,12 @@ _kinds: Final = st.recursive(
     _leaf_kinds,
     lambda inner: (
         inner.flatmap(_lists)
-        | st.dictionaries(st.sampled_from(_NAMES), inner, min_size=1, max_size=3).map(_structs)
+        | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=3).map(_structs)
         | st.builds(
             _maps,
-            _leaf_kinds.filter(lambda each: not pa.types.is_null(each[0])),
+            (_leaf_kinds | _leaf_kinds | _leaf_kinds.flatmap(_lists)).filter(
+                lambda each: not pa.types.is_null(each[0])
+            ),
             inner,
         )
     ),
@@ -219,24 +229,49 @@ _kinds: Final = st.recursive(
 )
 
 
+def _dictionary(draw: st.DrawFn, array: Any) -> Any:
+    rows = st.none() | st.integers(0, len(array) - 1)
+    drawn = draw(st.lists(rows, min_size=len(array) - 2, max_size=len(array) - 2))
+    return pa.DictionaryArray.from_arrays(pa.array([None, *drawn, None], pa.int16()), array)
+
+
+def _runs(draw: st.DrawFn, array: Any) -> Any:
+    more = draw(st.integers(0, 2))
+    ends = pa.array([more + at for at in range(1, len(array) + 1)], pa.int32())
+    runs: Any = pa.RunEndEncodedArray.from_arrays(ends, array)
+    return runs.slice(more)
+
+
+def _beside(_: st.DrawFn, array: Any) -> Any:
+    """Objects of the values, of their numbers, and of nothing."""
+    rows = pa.array(range(len(array)), pa.int8())
+    null = array.is_null() if not pa.types.is_null(array.type) else rows.is_valid()
+    fields = [array, rows, pa.nulls(len(array))]
+    return pa.StructArray.from_arrays(fields, ["a", "b", "c"], mask=null)
+
+
+def _in_list(_: st.DrawFn, array: Any) -> Any:
+    """Lists: null, all values, none, null."""
+    offsets = pa.array([0, 0, len(array), len(array), len(array)], pa.int32())
+    mask = pa.array([True, False, False, True])
+    return pa.ListArray.from_arrays(offsets, array, mask=mask)
+
+
+_FORMS: Final = [_dictionary, _runs, _beside, _in_list]
+
+
 @st.composite
 def columns(draw: st.DrawFn, *, nested: bool = True) -> pa.Array[Any]:
     """Draw a column of up to a dozen values of some type. Its first and last value are null."""
     kind, values = draw(_kinds if nested else _leaf_kinds)
     drawn = draw(st.lists(values, min_size=1, max_size=4))
-    array = _built([None, *drawn, None], kind)
-    form = draw(st.sampled_from(["plain", "plain", "dictionary", "runs", "ill-formed"]))
-    if form == "dictionary":
-        rows = draw(st.lists(st.none() | st.integers(0, len(array) - 1), max_size=5))
-        return pa.DictionaryArray.from_arrays(pa.array([None, *rows, None], pa.int16()), array)
-    if form == "runs":
-        lengths = draw(st.lists(st.integers(1, 3), min_size=len(array), max_size=len(array)))
-        ends = pa.array(list(accumulate(lengths)), pa.int32())
-        runs: Any = pa.RunEndEncodedArray.from_arrays(ends, array)
-        return runs.slice(draw(st.integers(0, lengths[0] - 1)))
-    if form == "ill-formed" and pa.types.is_string(kind):
+    if pa.types.is_string(kind) and draw(st.integers(0, 4)) == 0:
         raw = pa.array(
             [None, *draw(st.lists(st.sampled_from(_BYTES), min_size=1, max_size=4)), None]
         )
-        return pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
+        array: Any = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
+    else:
+        array = _built([*drawn[:1], None, *drawn, None], kind).slice(1)
+    for form in draw(st.lists(st.sampled_from(_FORMS[: 4 if nested else 2]), max_size=2)):
+        array = form(draw, array)
     return array

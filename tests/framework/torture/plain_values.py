@@ -247,6 +247,7 @@ def days_of(year: int, month: int, day: int) -> int:
 _SPAN = re.compile(
     r"([+-]?)P(?:(-?[\d.]+)D)?(?:T(?:(-?[\d.]+)H)?(?:(-?[\d.]+)M)?(?:(-?[\d.]+)S)?)?"
 )
+_SPAN_CLOCK = re.compile(r"(-?)(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 _CLOCK = re.compile(r"(\d{2,3}):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
 
 
@@ -260,7 +261,10 @@ def clock_of(text: str) -> int | None:
 
 
 def span_of(text: str) -> int | None:
-    """Nanoseconds of an ISO 8601 duration, whose sign is that of the whole or of its parts."""
+    """Nanoseconds of an ISO 8601 duration, whose sign is that of the whole or of its parts, or of a clock."""
+    if (clock := _SPAN_CLOCK.fullmatch(text)) is not None:
+        parts = (Decimal(clock[at]) * scale for at, scale in ((2, 3600), (3, 60), (4, 1)))
+        return int(sum(parts) * 10**9) * (-1 if clock[1] else 1)
     found = _SPAN.fullmatch(text)
     if found is None:
         return None

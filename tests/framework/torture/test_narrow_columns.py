@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from decimal import Decimal
+from typing import Any, Final
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -101,7 +103,31 @@ CLICKHOUSE_NESTED: Final = (
 )  # fmt: skip
 
 
+_NULL_FIELDS: Final = pa.array([None, [{"a": None}], [None, {"a": None}]])
+_DURATIONS: Final[Any] = pa.array(
+    [None, {"a": [(0, None), (-1, None), (-(10**18), None)]}],
+    pa.struct([("a", pa.map_(pa.duration("us"), pa.null()))]),
+)
+FOUND: Final[dict[str, list[Any]]] = {
+    "numeric(5,2)": [pa.array([False, True])],
+    "interval": [pa.array(["0"])],
+    "money": [pa.array(["0", "1,5"])],
+    "bytea": [pa.array([bytes(16)], pa.uuid())],
+    "jsonb": [_DURATIONS],
+    "Nullable(Enum8('a' = 1, '' = 2, 'b' = -3))": [pa.array([1, 2, -3, 4], pa.int8()), pa.array([1.0])],
+    "Nullable(BFloat16)": [pa.array([Decimal("1E-38")], pa.decimal256(76, 38))],
+    "Nullable(Time)": [pa.array([3_353_497])],
+    "Array(Tuple(a Nullable(Int8)))": [_NULL_FIELDS, pa.array([[{"a": 1, "b": 2}]])],
+    "Tuple(a Nullable(Int8), b Nullable(String))": [pa.array([{"a": 1, "c": None}, {"c": 2}])],
+}  # fmt: skip
+"""What the search found once, by the type of the column."""
+
+
 def _try_all(table: NarrowTable, count: int, *, nested: bool) -> None:
+    for kind in {*table.types} & {*FOUND}:
+        for column in FOUND[kind]:
+            assert not table.wrong(column, table.types.index(kind))
+
     @settings(max_examples=examples(count), suppress_health_check=[HealthCheck.too_slow])
     @given(columns(nested=nested), st.integers(0, len(table.types) - 1))
     def attempt(array: object, target: int) -> None:

@@ -68,7 +68,7 @@ def test_a_column_of_any_type_is_a_key_a_value_and_a_header_or_is_refused(
 def _is_typed(kind: Any) -> bool:
     """Whether Parquet can store each value. It cannot store a type whose values are null or empty in all rows."""
     if pa.types.is_struct(kind):
-        return all(_is_typed(field.type) for field in kind)
+        return kind.num_fields > 0 and all(_is_typed(field.type) for field in kind)
     if pa.types.is_map(kind):
         return _is_typed(kind.item_type)
     return _is_typed(kind.value_type) if is_list(kind) else has_values(kind)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from io import StringIO
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict
 
 import attrs
 import msgspec
@@ -223,6 +223,27 @@ def test_a_time_in_a_zone_whose_offset_had_seconds_is_the_same_moment(make: Any)
     rows = pa.table({"at": moments, "all": pa.array([[moments[0]], [], None], pa.list_(kind))})
     form = make(rows.schema)
     assert pa.table(form.decode(form.encode(rows, "t")).columns).equals(rows)
+
+
+_FAR: Final = 2**62  # microseconds, which no datetime has
+
+
+@pytest.mark.parametrize(
+    ("pairs", "kind", "reason"),
+    [
+        (
+            [("k", 1), ("k", _FAR)],
+            pa.map_(pa.string(), pa.timestamp("us", "UTC")),
+            "its key 'k' is there twice",
+        ),
+        ([([1], 1)], pa.map_(pa.list_(pa.int8()), pa.int8()), "its key [1] is an object or a list"),
+    ],
+)
+def test_a_map_that_no_dict_holds_is_refused(pairs: Any, kind: Any, reason: str) -> None:
+    rows = pa.table({"map": pa.array([pairs], kind)})
+    with pytest.raises(RowsDoNotFit) as error:
+        MessagePack(rows.schema).encode(rows, "t")
+    assert error.value.failures == {0: f"field map: {reason}"}
 
 
 def test_json_has_no_nan() -> None:
