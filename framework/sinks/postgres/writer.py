@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+_TAKES_JSON: Final = ("json", "jsonb", "text", "varchar")  # objects and lists as JSON
 _JOINED_ROWS: Final = 100_000  # of a range that is written in one transaction with others
 _LOCKED: Final = 0.8  # of the timeout, that a statement may wait for a lock
 _GRACE: Final = 5.0  # seconds that the server has to end a transaction itself
@@ -202,7 +203,7 @@ class PostgresWriter(RangeWriter):
         self._pool = pool
         self._had = frozenset(column.name for column in self._found.columns)
         stored = {
-            column.name: pa.json_() if column.kind in ("json", "jsonb") else column.stored
+            column.name: pa.json_() if column.kind in _TAKES_JSON else column.stored
             for column in self._found.columns
         }
         context.for_sinks.tell_types(context.stage, stored)

@@ -352,9 +352,11 @@ async def test_a_table_that_is_altered_to_hold_less_gets_no_value_that_it_would_
 async def test_the_maps_are_told_which_columns_are_json(
     postgres_url: str, context: Context
 ) -> None:
-    execute(postgres_url, "CREATE TABLE hits (n bigint, a json, b jsonb, c jsonb[], d text)")
+    execute(
+        postgres_url, "CREATE TABLE hits (n bigint, a json, b jsonb, c jsonb[], d text, e uuid)"
+    )
     told: dict[str, pa.DataType] = {}
     sinks = context.with_sinks(tell_types=lambda _, stored: told.update(stored))
     await opened(postgres_url, sinks, create=False)
     json, texts = pa.json_(), pa.list_(pa.string())
-    assert told == {"n": pa.int64(), "a": json, "b": json, "c": texts, "d": pa.string()}
+    assert told == {"n": pa.int64(), "a": json, "b": json, "c": texts, "d": json, "e": pa.string()}
