@@ -13,6 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 NS: Final = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
 DAY: Final = 86_400 * 10**9
@@ -117,8 +118,11 @@ def plain(array: Any) -> list[Any]:
     ):
         found = []
         for n in range(len(array)):
-            scalar = array[n]
-            found.append(tuple(plain(scalar.values)) if scalar.is_valid else None)
+            one = array.slice(n, 1)  # pyarrow's own items of views end the process at times
+            has_items = pc.list_value_length(one)[0].as_py()
+            found.append(
+                tuple(plain(pc.list_flatten(one))) if has_items else () if one[0].is_valid else None
+            )
         return found
     if types.is_floating(kind):
         return [None if v is None else Float(float(v), kind.bit_width) for v in array.to_pylist()]

@@ -227,7 +227,7 @@ def is_held(expected: Any, got: Any, kind: str) -> bool:
             return is_same_in(Text(str(expected).encode()), got, kind)
         case int() | Decimal() | Float() if inner.startswith("enum"):
             return dict(_ENUM.findall(kind)).get(got) == f"{_value_of(expected):.0f}"
-        case Text() if inner.startswith(("interval", "money")):
+        case Text() | bytes() if inner.startswith(("interval", "money")):
             return True
         case int() | Decimal() | Float() if inner == "money":
             return _number(_MONEY.sub("", str(got))) == _value_of(expected)
