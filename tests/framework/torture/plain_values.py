@@ -117,12 +117,11 @@ def plain(array: Any) -> list[Any]:
         or "list_view" in str(kind)
     ):
         found = []
-        for n in range(len(array)):
-            one = array.slice(n, 1)  # pyarrow's own items of views end the process at times
-            has_items = pc.list_value_length(one)[0].as_py()
-            found.append(
-                tuple(plain(pc.list_flatten(one))) if has_items else () if one[0].is_valid else None
-            )
+        for n, is_valid in enumerate(array.is_valid().to_pylist()):
+            one = array.slice(n, 1)  # pyarrow's scalars of null views end the process at times
+            has_items = is_valid and pc.list_value_length(one)[0].as_py() > 0
+            items = plain(pc.list_flatten(one)) if has_items else []
+            found.append(tuple(items) if is_valid else None)
         return found
     if types.is_floating(kind):
         return [None if v is None else Float(float(v), kind.bit_width) for v in array.to_pylist()]
