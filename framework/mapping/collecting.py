@@ -114,7 +114,7 @@ class CollectedRows:
         if self.rows:
             self._note_first()
         while refused(self._call_each(call, items, at)):
-            """Go on."""
+            pass
         self._require_unchanged()
         return len(numbers) - length_hint(at)
 
