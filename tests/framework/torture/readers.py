@@ -240,8 +240,8 @@ def is_held(expected: Any, got: Any, kind: str) -> bool:
         case tuple() if inner.endswith("[]"):  # of PostgreSQL
             items = str(got).replace("{", "[").replace("}", "]").replace("NULL", "null")
             return is_same_in(expected, read_json(items), kind)
-        case UUID() | int() if inner.startswith("ipv"):
-            value = expected.int if isinstance(expected, UUID) else expected
+        case UUID() | int() | Float() if inner.startswith("ipv"):
+            value = expected.int if isinstance(expected, UUID) else _value_of(expected)
             return int(ipaddress.ip_address(str(got))) == value
         case int() | Float() | Decimal() if inner.startswith("fixedstring"):
             return is_same_in(expected, str(got).rstrip("\0"), kind)
