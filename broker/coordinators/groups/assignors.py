@@ -132,16 +132,25 @@ def uniform(given: AssignorInput, before: Assignment) -> Assignment:
     while moved:  # each move makes two loads more equal: it ends
         moved = False
         fewest = min(map(len, assigned.values()), default=0)
-        for member in given.members:
-            if len(assigned[member]) <= fewest + 1:
-                continue  # nobody has room for one of its partitions
-            for partition in sorted(assigned[member], reverse=True):
+        rest = {
+            member: sorted(parts)
+            for member, parts in assigned.items()
+            if len(parts) > fewest + 1  # else nobody has room for one of its partitions
+        }
+        fullest = [(-len(parts), member) for member, parts in rest.items()]
+        heapq.heapify(fullest)
+        while fullest:  # who would give from another first might get some back
+            member = heapq.heappop(fullest)[1]
+            while rest[member]:
+                partition = rest[member].pop()
                 least = loads.least(partition[0])
                 if least is not None and len(assigned[member]) > len(assigned[least]) + 1:
                     assigned[member].remove(partition)
                     loads.changed(member)
                     give(partition, least)
+                    heapq.heappush(fullest, (-len(assigned[member]), member))
                     moved = True
+                    break
     return {member: frozenset(parts) for member, parts in assigned.items()}
 
 

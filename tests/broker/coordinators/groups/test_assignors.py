@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kmr.broker.coordinators.groups.assignors import (
@@ -42,6 +42,7 @@ def test_each_partition_that_has_readers_has_one_of_them(
         assert {topic for topic, _ in parts} <= members[member]
 
 
+@example(first=3, then=5, counts=dict(zip(TOPICS, (1, 7, 9, 9), strict=True)))
 @given(st.integers(1, 6), st.integers(1, 6), partitions)
 def test_members_with_the_same_topics_have_equal_loads_after_others_came_or_left(
     first: int, then: int, counts: dict[UUID, int]
