@@ -1,4 +1,4 @@
-"""`python -m bench.wide`: workers of topics of 4 to 512 partitions, beside a loop by hand, in one run.
+"""`python -m bench.wide`: workers of 4 to 512 partitions beside a loop by hand and sentry-arroyo, in one run.
 
 Trickle: ten records a second to each partition for a while. Backlog: a topic that is full before its
 reader starts. Printed are processor time by wall time (1.0 is one core), what is left unread, INSERTs a
@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     from demo.processes import Child
 
 BY_HAND: Final = "loop by hand"
+OTHERS: Final = {BY_HAND: "bench.wide.by_hand", "sentry-arroyo": "bench.wide.arroyo"}
 CONTENDERS: Final = {
     "exactly once -> ClickHouse": "exactly",
     "at least once -> ClickHouse": "at_least",
     "exactly once -> nothing": "exactly_nothing",
     "at least once -> nothing": "at_least_nothing",
-    BY_HAND: "",
+    **dict.fromkeys(OTHERS, ""),
 }
 _WITHOUT_TABLE: Final = "exactly once -> nothing"
 _PATIENCE: Final = 120.0
@@ -108,10 +109,10 @@ class Bench:
         self._client.command(f"DROP TABLE IF EXISTS {TABLE}")
         self._client.command(DDL)
         group = uuid.uuid4().hex
-        if name == BY_HAND:
-            command = [sys.executable, "-m", "bench.wide.by_hand", "--address", self._address]
+        if name in OTHERS:
+            command = [sys.executable, "-m", OTHERS[name], "--address", self._address]
             command += ["--topic", topic, "--group", group, "--clickhouse", self._url]
-            return _Contender(await self._children.spawn(f"hand-{group}", command), None)
+            return _Contender(await self._children.spawn(f"other-{group}", command), None)
         http = free_port()
         child = await self._children.start(
             f"worker-{group}",
@@ -185,7 +186,7 @@ class Bench:
         contender = await self._start(name, topic)
         try:
             if contender.http is None:
-                return await self._read_by_hand(contender, total)
+                return await self._read_by_other(name, contender, total)
             await contender.wait_ready()
             first, blocks = contender.figures(), self._blocks()
             cpu, started = cpu_seconds(contender.pid), time.monotonic()
@@ -202,9 +203,9 @@ class Bench:
         finally:
             await contender.stop()
 
-    async def _read_by_hand(self, contender: _Contender, total: int) -> Result:
+    async def _read_by_other(self, name: str, contender: _Contender, total: int) -> Result:
         count, started, cpu = 0, 0.0, 0.0
-        with give_up_after(_PATIENCE, "the loop by hand has not read the backlog"):
+        with give_up_after(_PATIENCE, f"{name}: the backlog is not read"):
             while count < total:
                 await anyio.sleep(0.1)
                 count = int(str(self._client.command(f"SELECT count() FROM {TABLE}")))
@@ -279,13 +280,13 @@ def report(console: Console, title: str, found: dict[str, Result]) -> None:
         shown.add_column(heading, justify="left" if heading == "contender" else "right")
     base = found.get(BY_HAND)
     for name, each in found.items():
-        is_by_hand = name == BY_HAND
+        is_ours = name not in OTHERS
         shown.add_row(
             name,
             f"{each.cores:.3f}",
             "" if base is None or not base.cores else f"{each.cores / base.cores:.1f}",
-            "" if is_by_hand and not each.rate else f"{each.rate:,.0f}",
-            "" if is_by_hand else f"{each.behind:,}",
+            f"{each.rate:,.0f}" if is_ours or each.rate else "",
+            f"{each.behind:,}" if is_ours else "",
             f"{each.inserts:.1f}",
             "" if each.visible is None else f"{each.visible:.1f}",
         )
