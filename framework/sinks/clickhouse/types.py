@@ -327,7 +327,7 @@ def _as_array(nested: ColumnType) -> ColumnType:
 def _to_map(array: Array, target: ColumnType) -> Cast:
     return to_map(
         plain(array),
-        partial(cast_to, target=target.key_type),
+        partial(_cast_inside, target=target.key_type),
         partial(_cast_inside, target=target.value_type),
     )
 

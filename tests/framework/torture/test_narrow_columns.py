@@ -103,10 +103,14 @@ CLICKHOUSE_NESTED: Final = (
 )  # fmt: skip
 
 
+_pa: Any = pa
 _NULL_FIELDS: Final = pa.array([None, [{"a": None}], [None, {"a": None}]])
 _DURATIONS: Final[Any] = pa.array(
     [None, {"a": [(0, None), (-1, None), (-(10**18), None)]}],
     pa.struct([("a", pa.map_(pa.duration("us"), pa.null()))]),
+)
+_EMPTY_OBJECTS: Final[Any] = pa.array(
+    [{"a": [("x", {}), ("y", None)]}], pa.struct([("a", pa.map_(pa.string(), pa.struct([])))])
 )
 FOUND: Final[dict[str, list[Any]]] = {
     "numeric(5,2)": [pa.array([False, True])],
@@ -116,6 +120,9 @@ FOUND: Final[dict[str, list[Any]]] = {
     "jsonb": [_DURATIONS],
     "Nullable(Enum8('a' = 1, '' = 2, 'b' = -3))": [pa.array([1, 2, -3, 4], pa.int8()), pa.array([1.0])],
     "Nullable(BFloat16)": [pa.array([Decimal("1E-38")], pa.decimal256(76, 38))],
+    "real": [pa.array([Decimal("99999.9999"), Decimal("-1E-4")], _pa.decimal32(9, 4))],
+    "JSON": [pa.array([{"a": {}, "b": 1}, {"a": None, "b": None}, {"b": 0}]), _EMPTY_OBJECTS],
+    "Map(String, Nullable(Int8))": [pa.array([None, [], [{"a": None, "b": None}], [None]])],
     "Nullable(Time)": [pa.array([3_353_497])],
     "Array(Tuple(a Nullable(Int8)))": [_NULL_FIELDS, pa.array([[{"a": 1, "b": 2}]])],
     "Tuple(a Nullable(Int8), b Nullable(String))": [pa.array([{"a": 1, "c": None}, {"c": 2}])],

@@ -133,6 +133,7 @@ CASES: list[tuple[str, list[Any], pa.DataType | None, list[int]]] = [
     ("Array(Map(String, UInt8))", [[], [None]], None, [1]),
     ("Array(Nullable(UInt8))", [[], [None]], None, []),
     ("Map(String, String)", [[], [("a", None)]], pa.map_(pa.string(), pa.null()), [1]),
+    ("Map(String, Nullable(Int8))", [[], [{"a": None, "b": None}]], None, [1]),
     ("Map(String, Map(String, Int8))", [[]], pa.map_(pa.string(), pa.null()), []),
     ("Map(String, Nullable(Int8))", [[("a", None)]], pa.map_(pa.string(), pa.null()), []),
     ("Tuple(a Array(Int8), b Map(String, Tuple(c Int8)))", [{"a": [], "b": {}}], EMPTY, []),

@@ -274,6 +274,22 @@ def _evolved(draw: Any, one: Any) -> Any:
     return each
 
 
+class OneOf:
+    """Equal to each of some values: google.protobuf does not say which of them came last."""
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self._values = values
+
+    def __eq__(self, other: object) -> bool:
+        return other in self._values
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return " or ".join(map(repr, self._values))
+
+
 _SCALARS: dict[int, st.SearchStrategy[Any]] = {
     F.TYPE_DOUBLE: st.floats(),
     F.TYPE_FLOAT: st.floats(width=32),
@@ -408,14 +424,16 @@ def _field_of(message: Any, each: FieldDescriptor) -> Any:
     if _is_map(each):
         of_value = each.message_type.fields_by_name["value"]  # type: ignore[union-attr]
         # Asking for a key that is not there would add it.
-        entries = {key: _value(of_value, value[key]) for key in list(value)}
+        known = {key: _value(of_value, value[key]) for key in list(value)}
+        entries = dict(known)
         # This library alone keeps an entry with a field that it does not know as unknown itself.
         entry: Any = GetMessageClass(each.message_type)  # type: ignore[arg-type]
         unknown_fields: Any = UnknownFieldSet(message)
         for unknown in unknown_fields:
             if unknown.field_number == each.number and unknown.wire_type == _LENGTH:
                 odd = entry.FromString(unknown.data)
-                entries[odd.key] = _value(of_value, odd.value)
+                last = _value(of_value, odd.value)
+                entries[odd.key] = OneOf((known[odd.key], last)) if odd.key in known else last
         return entries
     if each.is_repeated:
         return [_value(each, one) for one in value]

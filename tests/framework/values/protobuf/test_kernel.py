@@ -277,6 +277,8 @@ def test_an_entry_of_a_map_without_its_message_has_an_empty_one() -> None:
     for value in (b"\x0a\x03\x0a\x01a", b"\x0a\x00", b"\x0a\x07\x12\x02\x08\x05\x12\x01\x00"[:9]):
         check(make, [value])
     check_failures(make, [b"\x0a\x05\x0a\x01a\x20\x00", b"\x0a\x03\x0a\x01\xff"])
+    known, unknown = b"\x0a\x07\x0a\x01a\x12\x02\x08\x05", b"\x0a\x05\x0a\x01a\x20\x00"
+    check(make, [known + unknown, unknown + known])
     decoded = Protobuf(make).decode(pa.array([b"\x0a\x03\x0a\x01a"], pa.binary()))
     assert decoded.columns.to_pylist() == [{"f": [("a", {"n": 0, "tags": []})]}]
 
