@@ -1,7 +1,8 @@
 """Values that a JSON column of ClickHouse would store as others.
 
 It keeps paths, not objects: `{"a.b": 1}` becomes `{"a": {"b": 1}}`. An array has one type: true becomes 1
-beside numbers, and a whole number is rounded beside fractions. A path with a type makes 1 of 1.5.
+beside numbers, and a whole number is rounded beside fractions. A path with a type makes 1 of 1.5. Texts
+become times: see `json_times`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 
 from ...columns.casting import Cast, Misfit
 from ...columns.kinds import Lists, either, is_bytes, is_list, is_text, mask_of, rows_where
+from .json_times import changed_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _SUSPECT: Final = r'(?s)"[^"]*(\.|\\u002[eE])[^"]*"\s*:|\[.*(true|false|[0-9]{16})'
 _DOT: Final = " key with a dot"
+_TIME: Final = " value that becomes another time"
 _ITEMS: Final = "[]"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _EXACT: Final = 2**53  # every whole number up to it is a float
@@ -39,6 +42,7 @@ def as_paths(array: Array, typed: Sequence[tuple[str, Callable[[Array], Cast]]])
     places = (
         _in_texts(array) if is_text(array.type) or is_bytes(array.type) else {_DOT: _dotted(array)}
     )
+    places[_TIME] = changed_times(array, [path for path, _ in typed])
     for path, cast in typed:
         places[f".{path}"] = _misfits(array, path, cast)
     found = {place: rows for place, rows in places.items() if rows is not None}

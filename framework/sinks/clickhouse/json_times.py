@@ -1,0 +1,144 @@
+"""Texts in a JSON column that ClickHouse would make another time of.
+
+It makes a time of a text that looks like one: `2024-02-30` becomes 2024-03-01. Once a path has times, it
+reads more of its texts so, in the order of the rows: `""` becomes 1970-01-01, `123456` 1970-01-02, and
+`9999-12-31` 2149-06-06. No setting turns it off for data in Arrow. A path with a type (`JSON(born String)`)
+keeps its texts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...columns.casting import parts
+from ...columns.kinds import Lists, either, is_bytes, is_list, is_text, mask_of, rows_where
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from ...columns.kinds import Array, Mask
+
+_DATE: Final = r"(1[0-9]|2[0-2])[0-9]{2}[-/:](0?[1-9]|1[0-2])[-/:](0?[1-9]|[12][0-9]|3[01])"
+_CLOCK: Final = r"[ T][0-9]{2}:[0-9]{2}:[0-9]{2}"
+_IN_DOCUMENT: Final = f'"{_DATE}({_CLOCK}|")'
+_TIME: Final = rf"^{_DATE}({_CLOCK}(\.[0-9]*)?)?$"
+_KEPT: Final = rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}({_CLOCK}(\.[0-9]{{1,9}})?)?$"
+_BESIDE: Final = (
+    r"^(|-[0-9]+(\.[0-9]*)?|[0-9]{5,}(\.[0-9]*)?"
+    r"|[0-9]{4}[^0-9][0-9]{1,2}[^0-9][0-9]{1,2}([ T][0-9]{2}[^0-9][0-9]{2}[^0-9][0-9]{2}(\.[0-9]*)?)?)$"
+)
+_SECONDS: Final = pa.timestamp("s")
+_EARLIEST, _LATEST = (
+    0,
+    4_294_944_000,
+)  # seconds since 1970; Date, DateTime and DateTime64 have all between
+
+
+def changed_times(array: Array, typed: Collection[str]) -> Mask:
+    """Return the rows with a text or date, at any depth, of which the server would make another time.
+
+    Args:
+        array: objects, or texts of objects; without dictionaries, run ends and views.
+        typed: the paths that have a type: the server makes no times there.
+    """
+    if is_text(array.type) or is_bytes(array.type):
+        return _of_documents(array, typed)
+    return _of_values(array, "", typed)
+
+
+def _of_documents(texts: Array, typed: Collection[str]) -> Mask:
+    if rows_where(pc.match_substring_regex(texts, _IN_DOCUMENT)) is None:
+        return None
+    found: dict[str, tuple[list[int], list[str]]] = defaultdict(lambda: ([], []))
+    for row, text in enumerate(texts.to_pylist()):
+        try:
+            for path, value in _texts(None if text is None else msgspec.json.decode(text), ""):
+                found[path][0].append(row)
+                found[path][1].append(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue  # the server refuses it
+    bad: list[int] = []
+    for path, (rows, values) in found.items():
+        if not _has_type(path, typed) and (mask := _of_texts(pa.array(values))) is not None:
+            bad += np.asarray(rows)[mask].tolist()
+    return mask_of(bad, len(texts)) if bad else None
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _texts(each, f"{path}.{key}")
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each, f"{path}[]")
+
+
+def _of_values(array: Array, path: str, typed: Collection[str]) -> Mask:
+    kind = array.type
+    if _has_type(path, typed):
+        return None
+    if is_text(kind):
+        return _of_texts(array)
+    if pa.types.is_date(kind):
+        return _of_texts(array.cast(pa.date32()).cast(pa.string()))
+    bad: Mask = None
+    if pa.types.is_struct(kind):
+        for at, field in enumerate(kind):
+            inside = pc.struct_field(array, [at])
+            bad = either(bad, _of_values(inside, f"{path}.{field.name}", typed))
+    elif pa.types.is_map(kind):
+        lists = Lists(array)
+        keys, items = (pc.struct_field(lists.items, [at]) for at in range(2))
+        for key, rows in _by_key(keys):
+            mask = _of_values(items.take(pa.array(rows)), f"{path}.{key}", typed)
+            if mask is not None:
+                bad = either(bad, mask_of(rows[mask], len(items)))
+        return lists.of_items(bad)
+    elif is_list(kind):
+        lists = Lists(array)
+        return lists.of_items(_of_values(lists.items, f"{path}[]", typed))
+    return bad
+
+
+def _by_key(keys: Array) -> Iterator[tuple[Any, Any]]:
+    """Yield the keys of maps, each with the rows that have it."""
+    encoded: Any = keys.dictionary_encode()
+    indices = np.asarray(encoded.indices)
+    order = np.argsort(indices, kind="stable")
+    ends = np.cumsum(np.bincount(indices, minlength=len(encoded.dictionary)))
+    return zip(encoded.dictionary.to_pylist(), np.split(order, ends[:-1]), strict=False)
+
+
+def _has_type(path: str, typed: Collection[str]) -> bool:
+    return any(path == f".{each}" or path.startswith((f".{each}.", f".{each}[")) for each in typed)
+
+
+def _of_texts(texts: Array) -> Mask:
+    """Return the rows of the texts of one path that would be changed."""
+    times = pc.match_substring_regex(texts, _TIME)
+    if rows_where(times) is None:
+        return None
+    written = pc.if_else(pc.match_substring_regex(texts, _KEPT), texts, pa.scalar(None, texts.type))
+    moments = parts(pc.utf8_slice_codeunits(written, 0, 19), lambda part: part.cast(_SECONDS))
+    seconds = moments.array.cast(pa.int64())
+    kept = pc.is_valid(seconds)
+    within = pc.and_(
+        pc.greater_equal(seconds, pa.scalar(_EARLIEST)), pc.less(seconds, pa.scalar(_LATEST))
+    )
+    if moments.bad is not None:
+        kept = pc.and_(kept, pa.array(~moments.bad))
+    inside = pc.fill_null(pc.and_(kept, within), pa.scalar(value=False))
+    bad = rows_where(pc.and_(times, pc.invert(kept)))
+    has_inside = rows_where(pc.and_(times, inside)) is not None
+    beside = pc.and_(
+        pc.match_substring_regex(texts, _BESIDE), pc.invert(inside if has_inside else kept)
+    )
+    return either(bad, rows_where(beside))
