@@ -1,8 +1,8 @@
 """Values that a JSON column of ClickHouse would store as others.
 
 It keeps paths, not objects: `{"a.b": 1}` becomes `{"a": {"b": 1}}`. An array has one type: true becomes 1
-beside numbers, and a whole number is rounded beside fractions. A path with a type makes 1 of 1.5. Texts
-become times: see `json_times`.
+beside numbers, and null an empty array or object beside others. A path with a type makes 1 of 1.5. Texts
+become times: see `json_times`; numbers other numbers: see `json_numbers`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...columns.casting import Cast, Misfit
-from ...columns.kinds import Lists, either, is_bytes, is_list, is_text, mask_of, rows_where
+from ...columns.kinds import (
+    Lists,
+    either,
+    is_bytes,
+    is_list,
+    is_nested,
+    is_text,
+    mask_of,
+    rows_where,
+)
+from .json_numbers import changed_numbers
 from .json_times import changed_times
 
 if TYPE_CHECKING:
@@ -24,12 +34,12 @@ if TYPE_CHECKING:
 
     from ...columns.kinds import Array, Mask
 
-_SUSPECT: Final = r'(?s)"[^"]*(\.|\\u002[eE])[^"]*"\s*:|\[.*(true|false|[0-9]{16})'
+_SUSPECT: Final = r'(?s)"[^"]*(\.|\\u002[eE])[^"]*"\s*:|\[.*(true|false|null)'
 _DOT: Final = " key with a dot"
 _TIME: Final = " value that becomes another time"
+_NUMBER: Final = " value that becomes another number"
 _ITEMS: Final = "[]"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_EXACT: Final = 2**53  # every whole number up to it is a float
 
 
 def as_paths(array: Array, typed: Sequence[tuple[str, Callable[[Array], Cast]]]) -> Cast:
@@ -39,10 +49,13 @@ def as_paths(array: Array, typed: Sequence[tuple[str, Callable[[Array], Cast]]])
         array: without dictionaries, run ends and views.
         typed: the paths that have a type, each with the cast to it.
     """
-    places = (
-        _in_texts(array) if is_text(array.type) or is_bytes(array.type) else {_DOT: _dotted(array)}
-    )
-    places[_TIME] = changed_times(array, [path for path, _ in typed])
+    if is_text(array.type) or is_bytes(array.type):
+        places = _in_texts(array)
+    else:
+        places = {_DOT: _dotted(array), _ITEMS: _with_empty_items(array)}
+    paths = [path for path, _ in typed]
+    places[_TIME] = changed_times(array, paths)
+    places[_NUMBER] = changed_numbers(array, paths)
     for path, cast in typed:
         places[f".{path}"] = _misfits(array, path, cast)
     found = {place: rows for place, rows in places.items() if rows is not None}
@@ -110,6 +123,23 @@ def _dotted(array: Array) -> Mask:
     return bad
 
 
+def _with_empty_items(array: Array) -> Mask:
+    """Mark rows with an array, at any depth, of arrays or objects with null, which becomes an empty one."""
+    kind = array.type
+    bad: Mask = None
+    if is_list(kind):
+        lists = Lists(array)
+        nulls = rows_where(lists.items.is_null()) if is_nested(lists.items.type) else None
+        return lists.of_items(either(nulls, _with_empty_items(lists.items)))
+    if pa.types.is_map(kind):
+        lists = Lists(array)
+        return lists.of_items(_with_empty_items(pc.struct_field(lists.items, [1])))
+    if pa.types.is_struct(kind):
+        for at in range(kind.num_fields):
+            bad = either(bad, _with_empty_items(pc.struct_field(array, [at])))
+    return bad
+
+
 def _in_texts(text: Array) -> dict[str, Mask]:
     """Mark texts that are no object, and objects with such a key, or with such an array."""
     wrong = [row for row, each in enumerate(text.to_pylist()) if not _is_object(each)]
@@ -159,10 +189,8 @@ def _changed(value: Any) -> Iterator[str]:
             yield from _changed(each)
     elif isinstance(value, list):
         kinds = {type(each) for each in value}
-        is_rounded = float in kinds and any(
-            isinstance(each, int) and abs(each) > _EXACT for each in value
-        )
-        if is_rounded or (bool in kinds and kinds - {bool, type(None)}):
+        has_null = type(None) in kinds
+        if (bool in kinds and kinds - {bool, type(None)}) or (has_null and kinds & {list, dict}):
             yield _ITEMS
         for each in value:
             yield from _changed(each)

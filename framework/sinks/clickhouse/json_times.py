@@ -9,18 +9,18 @@ keeps its texts.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...columns.casting import parts
-from ...columns.kinds import Lists, either, is_bytes, is_list, is_text, mask_of, rows_where
+from ...columns.kinds import either, is_bytes, is_text, mask_of, rows_where
+from .json_leaves import bad_leaves, has_type, leaves_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from ...columns.kinds import Array, Mask
 
@@ -49,7 +49,7 @@ def changed_times(array: Array, typed: Collection[str]) -> Mask:
     """
     if is_text(array.type) or is_bytes(array.type):
         return _of_documents(array, typed)
-    return _of_values(array, "", typed)
+    return bad_leaves(array, typed, _of_leaves)
 
 
 def _of_documents(texts: Array, typed: Collection[str]) -> Mask:
@@ -57,68 +57,21 @@ def _of_documents(texts: Array, typed: Collection[str]) -> Mask:
         return None
     found: dict[str, tuple[list[int], list[str]]] = defaultdict(lambda: ([], []))
     for row, text in enumerate(texts.to_pylist()):
-        try:
-            for path, value in _texts(None if text is None else msgspec.json.decode(text), ""):
+        for path, value in leaves_of(text):
+            if isinstance(value, str) and not has_type(path, typed):
                 found[path][0].append(row)
                 found[path][1].append(value)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue  # the server refuses it
     bad: list[int] = []
-    for path, (rows, values) in found.items():
-        if not _has_type(path, typed) and (mask := _of_texts(pa.array(values))) is not None:
+    for rows, values in found.values():
+        if (mask := _of_texts(pa.array(values))) is not None:
             bad += np.asarray(rows)[mask].tolist()
     return mask_of(bad, len(texts)) if bad else None
 
 
-def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from _texts(each, f"{path}.{key}")
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each, f"{path}[]")
-
-
-def _of_values(array: Array, path: str, typed: Collection[str]) -> Mask:
-    kind = array.type
-    if _has_type(path, typed):
-        return None
-    if is_text(kind):
-        return _of_texts(array)
-    if pa.types.is_date(kind):
+def _of_leaves(array: Array) -> Mask:
+    if pa.types.is_date(array.type):
         return _of_texts(array.cast(pa.date32()).cast(pa.string()))
-    bad: Mask = None
-    if pa.types.is_struct(kind):
-        for at, field in enumerate(kind):
-            inside = pc.struct_field(array, [at])
-            bad = either(bad, _of_values(inside, f"{path}.{field.name}", typed))
-    elif pa.types.is_map(kind):
-        lists = Lists(array)
-        keys, items = (pc.struct_field(lists.items, [at]) for at in range(2))
-        for key, rows in _by_key(keys):
-            mask = _of_values(items.take(pa.array(rows)), f"{path}.{key}", typed)
-            if mask is not None:
-                bad = either(bad, mask_of(rows[mask], len(items)))
-        return lists.of_items(bad)
-    elif is_list(kind):
-        lists = Lists(array)
-        return lists.of_items(_of_values(lists.items, f"{path}[]", typed))
-    return bad
-
-
-def _by_key(keys: Array) -> Iterator[tuple[Any, Any]]:
-    """Yield the keys of maps, each with the rows that have it."""
-    encoded: Any = keys.dictionary_encode()
-    indices = np.asarray(encoded.indices)
-    order = np.argsort(indices, kind="stable")
-    ends = np.cumsum(np.bincount(indices, minlength=len(encoded.dictionary)))
-    return zip(encoded.dictionary.to_pylist(), np.split(order, ends[:-1]), strict=False)
-
-
-def _has_type(path: str, typed: Collection[str]) -> bool:
-    return any(path == f".{each}" or path.startswith((f".{each}.", f".{each}[")) for each in typed)
+    return _of_texts(array) if is_text(array.type) else None
 
 
 def _of_texts(texts: Array) -> Mask:
