@@ -12,7 +12,14 @@ import pyarrow as pa
 from .lost_digits import timestamps_as_text
 from .schemas import row_type
 from .typed import TypedFormat
-from .value_format import MALFORMED, Decoded, DecodedObjects, ValueFormat, reason_of_value
+from .value_format import (
+    MALFORMED,
+    Decoded,
+    DecodedObjects,
+    ValueFormat,
+    is_bad_utf8,
+    reason_of_value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,8 +97,10 @@ class MessagePack(TypedFormat):
                 with suppress(msgspec.MsgspecError, RecursionError):
                     try:
                         plain = msgspec.msgpack.decode(each)
-                    except UnicodeDecodeError as error:  # in a field that the type lacks
-                        yield row, reason_of_value(error)
+                    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                        if not is_bad_utf8(error):
+                            raise
+                        yield row, reason_of_value(error)  # in a field that the type lacks
                         break
                     if (reason := search.reason(plain, known)) is not None:
                         yield row, reason

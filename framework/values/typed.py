@@ -16,7 +16,7 @@ from ..errors import StrategyError, as_exception
 from .encoding import DoesNotFit, dict_of, encode_each, fit_rows, refuse
 from .lost_digits import DigitSearch
 from .schemas import hints_of, item_of, nested_columns, row_type
-from .value_format import Decoded, DecodedObjects, ValueFormat, reason_of_value
+from .value_format import Decoded, DecodedObjects, ValueFormat, is_bad_utf8, reason_of_value
 
 if TYPE_CHECKING:
     import builtins
@@ -108,14 +108,13 @@ class TypedFormat(ValueFormat):
 
     def reason(self, value: Any, error: Exception) -> str:
         """Describe why a value cannot be decoded; name the field."""
-        if isinstance(error, UnicodeDecodeError):  # it does not say which
+        if is_bad_utf8(error):  # it does not say which
             for name, probe in _probes(self.type):
                 try:
                     self.decode_as(probe, value)
-                except UnicodeDecodeError:
-                    return f"field {name}: invalid UTF-8 ({error.reason})"
-                except msgspec.MsgspecError:  # another field is wrong too
-                    continue
+                except (msgspec.MsgspecError, UnicodeDecodeError) as found:
+                    if is_bad_utf8(found):  # else the field is wrong too
+                        return f"field {name}: invalid UTF-8"
         return reason_of_value(error, lambda: self.document(value))
 
     def document(self, value: Any) -> Any:

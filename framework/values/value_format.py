@@ -180,6 +180,13 @@ _CLASSES: Final = {
     "bool": bool, "int": int, "float": float, "str": str, "bytes": bytes, "array": list, "object": dict,
 }  # fmt: skip
 _MISSING: Final = re.compile(r"Object missing required field `(?P<name>.*)`\Z", re.DOTALL)
+_BAD_UTF8: Final = "Invalid UTF-8 encoded string"
+
+
+def is_bad_utf8(error: BaseException) -> bool:
+    """Return whether a text of a value is not UTF-8: since 0.23 msgspec says it by a DecodeError."""
+    is_decoding = isinstance(error, msgspec.DecodeError)
+    return isinstance(error, UnicodeDecodeError) or (is_decoding and str(error) == _BAD_UTF8)
 
 
 def reason_of_value(error: Exception, document: Callable[[], Any] | None = None) -> str:
@@ -204,8 +211,8 @@ def reason_of_value(error: Exception, document: Callable[[], Any] | None = None)
         path, text = f"{path}.{missing['name']}".lstrip("."), "missing, and it has no default"
     elif at is not None and document is not None:
         text += _shown(document, path, text)
-    if isinstance(error, UnicodeDecodeError):
-        text = f"invalid UTF-8 ({error.reason})"
+    if is_bad_utf8(error):
+        text = "invalid UTF-8"
     return _of_field(path, text)
 
 

@@ -18,7 +18,7 @@ from ..encoding import refuse
 from ..registry.registry import PerProcess, RegisteredSchema, Registry
 from ..schemas import row_type
 from ..typed import TypedFormat
-from ..value_format import MALFORMED, Decoded, DecodedObjects
+from ..value_format import MALFORMED, Decoded, DecodedObjects, is_bad_utf8
 from .json_schema import registered_columns
 
 if TYPE_CHECKING:
@@ -190,7 +190,10 @@ class Json(TypedFormat):
                 text = values[row].as_py()
                 try:
                     plain = _PLAIN.decode(text)
-                except UnicodeDecodeError:  # in a field that the type lacks
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    if not is_bad_utf8(error):
+                        raise
+                    # in a field that the type lacks
                     plain = _PLAIN.decode(text.decode(errors="replace"))
                 if (reason := search.reason(plain)) is not None:
                     yield row, reason
