@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _LOOK: Final = 30.0
-"""Seconds after which all partitions are looked at: what is remembered of one may need less of the log."""
+"""Seconds between looks at all partitions: a memory may need less of the log, though nothing was settled."""
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class Committer:
     def _moved(
         self, ranges: Sequence[Range] = (), *, of_all: bool = True
     ) -> dict[TopicPartition, CommitOffset]:
-        """Return what is to be committed; these partitions are `uncommitted` from now on, and no others."""
+        """Return the offsets to commit; `uncommitted` then has their partitions alone."""
         uncommitted = self._ledgers.uncommitted
         watermarks = self._ledgers.watermarks(ranges, None if of_all else uncommitted)
         moved = {

@@ -8,18 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import clickhouse_connect
-from arroyo.backends.kafka import KafkaConsumer
-from arroyo.backends.kafka.configuration import build_kafka_consumer_configuration
-from arroyo.commit import IMMEDIATE
-from arroyo.processing import StreamProcessor
-from arroyo.processing.strategies import (
-    BatchStep,
-    CommitOffsets,
-    ProcessingStrategyFactory,
-    RunTask,
-)
-from arroyo.types import Topic
+from arroyo.processing.strategies import BatchStep, CommitOffsets, RunTask
 
+from bench.consume import run_arroyo
+from bench.job import Job
+from bench.process import Stopwatch
 from bench.wide.by_hand import AGE, ROWS, arguments, insert
 
 
@@ -39,25 +32,12 @@ def main() -> None:
     def write(message: Any) -> None:
         insert(client, [each.payload for each in message.payload])
 
-    class Factory(ProcessingStrategyFactory):  # type: ignore[misc]
-        def create_with_partitions(self, commit: Any, partitions: Any) -> Any:
-            batches = BatchStep(ROWS, AGE, RunTask(write, CommitOffsets(commit)))
-            return RunTask(small, batches)
+    def strategy(commit: Any) -> Any:
+        batches = BatchStep(ROWS, AGE, RunTask(write, CommitOffsets(commit)))
+        return RunTask(small, batches)
 
-    consumer = KafkaConsumer(
-        build_kafka_consumer_configuration(
-            {},
-            bootstrap_servers=[given.address],
-            group_id=given.group,
-            auto_offset_reset="earliest",
-        )
-    )
-    StreamProcessor(
-        consumer=consumer,
-        topic=Topic(given.topic),
-        processor_factory=Factory(),
-        commit_policy=IMMEDIATE,
-    ).run()
+    job = Job(given.address, given.topic, given.group, 0, given.clickhouse)
+    run_arroyo(job, strategy, Stopwatch(), lambda: False)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE: Final = 0.5  # seconds, doubled up to the last one
 _LAST_PAUSE: Final = 10.0
-_MOST_DOUBLINGS: Final = 10
 _LOGGED_AGAIN: Final = 60.0
 
 _log = structlog.get_logger(__name__)
@@ -35,6 +34,7 @@ class RegistryWait:
         self._stage = stage
         self._on_wait = on_wait
         self._attempts = 0
+        self._seconds = _FIRST_PAUSE
         self._began = self._logged = 0.0
 
     async def pause(self, error: RegistryUnavailable) -> None:
@@ -42,6 +42,7 @@ class RegistryWait:
         now = anyio.current_time()
         if self.reason is None:
             self._attempts, self._began, self._logged = 0, now, -_LOGGED_AGAIN
+            self._seconds = _FIRST_PAUSE
         self._attempts += 1
         self.reason = str(error)
         if now - self._logged >= _LOGGED_AGAIN:
@@ -54,8 +55,8 @@ class RegistryWait:
                 failing=round(now - self._began, 1),
             )
         self._on_wait(self.reason)
-        doublings = min(self._attempts - 1, _MOST_DOUBLINGS)
-        await anyio.sleep(min(_LAST_PAUSE, _FIRST_PAUSE * 2.0**doublings))
+        seconds, self._seconds = self._seconds, min(_LAST_PAUSE, 2 * self._seconds)
+        await anyio.sleep(seconds)
 
     def over(self) -> None:
         """Note that the records were decoded."""

@@ -8,7 +8,6 @@ each as it is, and one of numbers those that are beyond 64 bits.
 
 from __future__ import annotations
 
-import json
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -98,26 +97,6 @@ def with_decimals(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: with_decimals(each) for key, each in value.items()}
     return [with_decimals(each) for each in value] if isinstance(value, list) else value
-
-
-_as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
-
-def json_alone(values: list[Any]) -> list[Any]:
-    """Return values for a column of JSON as texts: in one column their objects would all have the same keys.
-
-    Texts are JSON already. What JSON has no form for, such as a time, is returned as it is.
-    """
-    return [
-        each if each is None or isinstance(each, str) else _json_or_not(each) for each in values
-    ]
-
-
-def _json_or_not(value: Any) -> Any:
-    try:
-        return _as_json(value)
-    except Exception:  # noqa: BLE001  a value may be of any class
-        return value
 
 
 def takes_each_alone(kind: Any, by_type: ByType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime, time
@@ -28,7 +29,6 @@ from .sink_types import (
     ByType,
     for_sink,
     hidden_values,
-    json_alone,
     number_texts,
     takes_each_alone,
     unstorable,
@@ -42,6 +42,7 @@ _CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
 _SCALARS: Final = frozenset((type(None), bool, int, float, str, bytes, datetime, date, Decimal))
 _BUILT_IN: Final = _CONTAINERS | _SCALARS
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
+_as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _ZONE: Final = attrgetter("tzinfo")
 
 
@@ -104,9 +105,7 @@ def _column(
     if isinstance(sink_type, pa.JsonType):
         sink_type = pa.string()
         if not _CONTAINERS.isdisjoint(classes):
-            values = [
-                _json_alone(row, each, refused) for row, each in enumerate(json_alone(values))
-            ]
+            values = [_json_alone(row, each, refused) for row, each in enumerate(values)]
             classes = frozenset(map(type, values))
     if sink_type is not None and (hidden := hidden_values(name, values, sink_type)):
         misfits.update(hidden)
@@ -145,7 +144,15 @@ def _of_several_types(
 
 
 def _json_alone(row: int, value: Any, refused: dict[int, str]) -> Any:
-    """Return an object or list with values that JSON has no form for as the sink would write it."""
+    """Return a value for a column of JSON as text: in one column all objects would have the same keys.
+
+    A text is JSON already. An object or list with a value that JSON has no form for, such as a time, is
+    as the sink would write it.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    with suppress(Exception):  # a value may be of any class
+        return _as_json(value)
     if not isinstance(value, Mapping | list | tuple | set | frozenset):
         return value
     plain = _plain_or_refused(row, value, refused)

@@ -109,8 +109,9 @@ class StreamWriter(Collecting, Sink):
     def flush(self, write: Write = NEW) -> None:
         lines, refusals = self._encode()
         if refusals and not self._takes_refused:
-            pass  # ends the worker: nothing is written, which the next one would write again
-        elif self._path is not None:
+            # The worker ends; the next one writes all rows of this flush.
+            raise RowsRefused(refusals)
+        if self._path is not None:
             _append(self._path, lines)
         else:
             self._write(lines)

@@ -135,11 +135,11 @@ def uniform(given: AssignorInput, before: Assignment) -> Assignment:
         rest = {
             member: sorted(parts)
             for member, parts in assigned.items()
-            if len(parts) > fewest + 1  # else nobody has room for one of its partitions
+            if len(parts) > fewest + 1  # the others keep their partitions
         }
         fullest = [(-len(parts), member) for member, parts in rest.items()]
         heapq.heapify(fullest)
-        while fullest:  # who would give from another first might get some back
+        while fullest:  # from this member first: another one might get back what it gave
             member = heapq.heappop(fullest)[1]
             while rest[member]:
                 partition = rest[member].pop()

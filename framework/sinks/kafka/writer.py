@@ -357,9 +357,7 @@ class KafkaWriter(Collecting, Sink):
             producer = self._producer or await self._connect()
             state = self._state or await self._prepare(producer)
             if state.refused and not self._takes_refused:
-                return (
-                    state  # ends the worker: nothing is sent, which the next one would send again
-                )
+                return state  # the worker ends; the next one sends all rows of this flush
             try:
                 await state.attempt(producer, self.attempt_timeout, idempotent=self.idempotence)
             except ProducerLost as lost:
