@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,6 +91,7 @@ def peek(
             raise SettingsError("--sql needs an end: leave out --follow")
         require_extra("embedded", "--sql")
     strategy = _any_value(registry, subject) if topic is None else load_strategy(subject)
+    tables = _tables if topic or registry else _topic_tables
     config = connection_config(given.load())
     start = None if since is None else 0 if since == "0" else milliseconds(since, "--from")
     window = RecordSelection(None if since is not None else last, start, follow)
@@ -100,49 +102,75 @@ def peek(
         async for mapped in peek_at(config, strategy, topic or subject, window):
             seen.append(mapped)
             if follow:
-                _print([mapped], console)
+                _print([mapped], tables([mapped]), console)
                 seen.clear()
         return seen
 
     seen = anyio.run(look)
     if sql is not None:
-        print(_ask(sql, seen), end="")  # noqa: T201  the answer
+        print(_ask(sql, tables(seen)), end="")  # noqa: T201  the answer
     else:
-        _print(seen, console)
+        _print(seen, tables(seen), console)
     return 1 if any(each.result.failures for each in seen) else 0
 
 
 def _any_value(registry: str | None, topic: str) -> Strategy:
-    """Return a strategy that makes a row of each value: Avro of a registry, else JSON or text."""
+    """Return a strategy that makes a row of each value: Avro of a registry, else key and value as text."""
     if registry is not None:
         from ..values.avro.avro_format import Avro
 
         return Strategy(
             value=Avro(registry=registry, subject=f"{topic}-value"), reduce=Collect(_nothing)
         )
-    return Strategy(map=_decoded, reduce=Collect(_nothing))
+    return Strategy(map=_as_text, reduce=Collect(_nothing))
 
 
 def _nothing(_: pa.Table) -> None:
     """No reducer is called."""
 
 
-def _decoded(record: Record) -> dict[str, Any]:
-    """Return the key, if there is one, and the fields of a JSON object, or a text."""
-    key = {} if record.key is None else {"key": record.key.decode("utf-8", "backslashreplace")}
-    return key | _fields(record)
+def _as_text(record: Record) -> dict[str, str | None]:
+    return {
+        name: None if data is None else data.decode("utf-8", "backslashreplace")
+        for name, data in (("key", record.key), ("value", record.value))
+    }
 
 
-def _fields(record: Record) -> dict[str, Any]:
-    if record.value is None:
-        return {"value": None}
-    try:
-        value = msgspec.json.decode(record.value)
-    except msgspec.MsgspecError:
-        return {"value": record.value.decode("utf-8", "backslashreplace")}
-    if isinstance(value, dict) and value:
-        return value
-    return {"value": record.value.decode()}
+def _topic_tables(seen: Sequence[MappedRecords]) -> dict[str, pa.Table]:
+    return {name: _fields_of_json(table) for name, table in _tables(seen).items()}
+
+
+def _fields_of_json(table: pa.Table) -> pa.Table:
+    """Return the fields of JSON objects in the place of the column `value`, which keeps other values."""
+    rows = [_fields(value) for value in table["value"].to_pylist()]
+    table = table.drop_columns(["value"])
+    if table["key"].null_count == len(table):
+        table = table.drop_columns(["key"])
+    for name in dict.fromkeys(name for row in rows for name in row):
+        taken = name in table.column_names
+        column = _column([row.get(name) for row in rows])
+        table = table.append_column(f"value.{name}" if taken else name, column)
+    return table
+
+
+def _fields(value: str | None) -> dict[str, Any]:
+    with suppress(msgspec.MsgspecError, TypeError):
+        fields = msgspec.json.decode(value or "")
+        if isinstance(fields, dict) and fields:
+            return fields
+    return {"value": value}
+
+
+def _column(values: list[Any]) -> pa.Array[Any]:
+    """Return a column of values of one kind, or their JSON, because a record of a topic may be anything."""
+    with suppress(pa.ArrowException, OverflowError, TypeError):
+        column: pa.Array[Any] = pa.array(values)
+        return column
+    texts = [
+        value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
+        for value in values
+    ]
+    return pa.array(texts, pa.string())
 
 
 def _tables(seen: Sequence[MappedRecords]) -> dict[str, pa.Table]:
@@ -163,9 +191,9 @@ def _tables(seen: Sequence[MappedRecords]) -> dict[str, pa.Table]:
     return {name: join_tables(tables).table for name, tables in found.items()}
 
 
-def _print(seen: Sequence[MappedRecords], console: Console) -> None:
+def _print(seen: Sequence[MappedRecords], tables: dict[str, pa.Table], console: Console) -> None:
     rows = 0
-    for name, table in _tables(seen).items():
+    for name, table in tables.items():
         rows += len(table)
         if name:
             console.print(f"{visible(name)}:")
@@ -192,16 +220,15 @@ def _short(value: object) -> str:
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 
 
-def _ask(sql: str, seen: Sequence[MappedRecords]) -> str:
+def _ask(sql: str, tables: dict[str, pa.Table]) -> str:
     """Ask ClickHouse as a library about the rows, which are the table `t`."""
     from chdb.state.sqlitelike import Connection
 
-    tables = list(_tables(seen).values())
     if not tables:
         raise KmrError("there are no rows to ask about")
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "t.arrow"
-        rows = join_tables(tables).table
+        rows = join_tables(list(tables.values())).table
         rows = rows.cast(pa.schema([field.with_type(_typed(field.type)) for field in rows.schema]))
         feather.write_feather(rows, str(file), compression="uncompressed")
         connection = Connection(f"{directory}/clickhouse")

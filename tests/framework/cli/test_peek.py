@@ -111,6 +111,23 @@ async def test_keys_are_shown_and_columns_of_nulls_can_be_asked_about(
     assert capsys.readouterr().out.count("k1") == 2
 
 
+async def test_records_of_a_topic_are_shown_whatever_types_their_fields_have(
+    broker: Broker, produce: Produce, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [b'{"amount": 25.0, "key": 1}', b'{"amount": "a lot"}', b'{"amount": [1]}', b"[7]"]
+    await produce("orders", values, key=b"k1")
+    capsys.readouterr()
+    assert await peek(broker, "orders") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["partition", "offset", "key", "amount", "value.key", "value"]
+    assert [line[3:] for line in lines[1:5]] == [
+        ["25.0", "1", "None"],
+        ["a", "lot", "None", "None"],
+        ["[1]", "None", "None"],
+        ["None", "None", "[7]"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
