@@ -19,6 +19,9 @@ Array: TypeAlias = Any
 Mask: TypeAlias = "NDArray[np.bool_] | None"
 """True for some rows; None for no row."""
 
+JSON_OBJECTS: Final = pa.json_(pa.large_string())
+"""What a sink stores that takes objects, and texts of objects; `pa.json_()`: it takes texts only."""
+
 
 def is_text(kind: pa.DataType) -> bool:
     """Return whether the type is text."""

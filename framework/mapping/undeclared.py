@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..columns.column_types import TypeChoice, choose_type, common_type, least_misfits
-from ..columns.kinds import is_nested
+from ..columns.kinds import JSON_OBJECTS, is_nested
 from ..columns.reasons import ZONED_TIME_OF_DAY
 from ..columns.texts import excerpt, json_texts
 from ..errors import as_exception, reason_of
@@ -43,6 +43,8 @@ _SCALARS: Final = frozenset((type(None), bool, int, float, str, bytes, datetime,
 _BUILT_IN: Final = _CONTAINERS | _SCALARS
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_SAMPLE: Final = 64  # values of a column
+_MOST_ALIKE: Final = 32  # sets of keys
 _ZONE: Final = attrgetter("tzinfo")
 
 
@@ -61,6 +63,8 @@ def undeclared(
         misfits: the same, of rows for which `name` is in the reason.
         sink_type: what the sink's column stores; None: it is not known.
     """
+    if sink_type == JSON_OBJECTS:
+        return _objects(values, name, refused, misfits)
     column = _column(values, name, refused, misfits, sink_type)
     if _depth(column.type) <= DEEPEST:
         return column
@@ -68,6 +72,35 @@ def undeclared(
     refused |= dict.fromkeys(deep, ENDLESS)
     kept = [None if row in deep else value for row, value in enumerate(values)]
     return _column(kept, name, refused, misfits, sink_type)
+
+
+def _objects(
+    values: list[Any], name: str, refused: dict[int, str], misfits: dict[int, str]
+) -> pa.Array[Any]:
+    """Convert objects that are alike to one column; others to texts, unless JSON lacks a type of theirs."""
+    alone: dict[int, str] = {}
+    column = None if _vary(values) else undeclared(values, name, alone, misfits, None)
+    if column is not None and not alone:
+        return column
+    if (texts := _as_documents(values, refused)) is not None:
+        return texts
+    if column is not None:
+        refused |= alone
+        return column
+    return undeclared(values, name, refused, misfits, None)
+
+
+def _vary(values: list[Any]) -> bool:
+    """Return whether objects have many sets of keys: a column of them would be mostly nulls."""
+    inside: list[Any] = values[:: 1 + len(values) // _SAMPLE]
+    seen: dict[int, Any] = {}
+    while inside:
+        inside = [each for each in inside if type(each) in (dict, list) and not seen.get(id(each))]
+        seen.update((id(each), each) for each in inside)
+        inside = [
+            item for each in inside for item in (each.values() if type(each) is dict else each)
+        ]
+    return len({frozenset(each) for each in seen.values() if type(each) is dict}) > _MOST_ALIKE
 
 
 def _depth(kind: Any) -> int:
@@ -141,6 +174,23 @@ def _of_several_types(
     return to_column(
         [None if row in refused else value for row, value in enumerate(values)], kind, refused
     )
+
+
+def _as_documents(values: list[Any], refused: dict[int, str]) -> pa.Array[Any] | None:
+    """Return values as texts of JSON, each as it is; None if some have a type that JSON lacks.
+
+    A text is JSON already.
+    """
+    texts: list[str | None] = []
+    for row, value in enumerate(values):
+        try:
+            text = value if value is None or isinstance(value, str) else _as_json(value)
+        except TypeError:
+            return None
+        except Exception as error:  # noqa: BLE001  not finite, too deep
+            text, refused[row] = None, f"{excerpt(value)}: {reason_of(error)}"
+        texts.append(text)
+    return to_column(texts, pa.string(), refused)
 
 
 def _json_alone(row: int, value: Any, refused: dict[int, str]) -> Any:

@@ -1,13 +1,14 @@
 """Values that a JSON column of ClickHouse would store as others.
 
 It keeps paths, not objects: `{"a.b": 1}` becomes `{"a": {"b": 1}}`. An array has one type: true becomes 1
-beside numbers, and null an empty array or object beside others. A path with a type makes 1 of 1.5. Texts
-become times: see `json_times`; numbers other numbers: see `json_numbers`.
+beside numbers, and null an empty array or object beside others, also those of other rows. A path with a
+type makes 1 of 1.5. Texts become times: see `json_times`; numbers other numbers: see `json_numbers`.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -39,6 +40,9 @@ _DOT: Final = " key with a dot"
 _TIME: Final = " value that becomes another time"
 _NUMBER: Final = " value that becomes another number"
 _ITEMS: Final = "[]"
+_NULLS: Final = "an array of nulls"
+_NESTED: Final = "an array of arrays or objects"
+_WITH_NESTED: Final = r"\[\s*[\[{]"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -147,9 +151,15 @@ def _in_texts(text: Array) -> dict[str, Mask]:
     suspect = rows_where(pc.match_substring_regex(text, _SUSPECT))
     if suspect is None:
         suspect = np.zeros(0, np.bool_)
+    nulls: dict[str, list[int]] = defaultdict(list)
     for row in np.flatnonzero(suspect).tolist():
-        for place in _places(_document(text[row].as_py())):
-            found[place].append(row)
+        for place, path in _places(_document(text[row].as_py())):
+            (nulls[path] if place == _NULLS else found.setdefault(place, [])).append(row)
+    if nulls:
+        for each in text.filter(pc.match_substring_regex(text, _WITH_NESTED)).to_pylist():
+            for place, path in _places(_document(each)):
+                found[_ITEMS] += nulls.pop(path, []) if place == _NESTED else []
+    found.pop(_NESTED, None)
     return {place: mask_of(rows, len(text)) for place, rows in found.items() if rows}
 
 
@@ -174,26 +184,31 @@ def _document(text: str | bytes) -> Any:
         return None
 
 
-def _places(document: Any) -> set[str]:
+def _places(document: Any) -> set[tuple[str, str]]:
+    """Return the kinds of what is special about keys and arrays of a document, each with its path."""
     try:
-        return set(_changed(document))
+        return set(_special(document, ""))
     except RecursionError:  # deeper than the server takes
         return set()
 
 
-def _changed(value: Any) -> Iterator[str]:
+def _special(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
-        if any("." in key for key in value):
-            yield _DOT
-        for each in value.values():
-            yield from _changed(each)
+        for key, each in value.items():
+            if "." in key:
+                yield _DOT, path
+            yield from _special(each, f"{path}.{key}")
     elif isinstance(value, list):
         kinds = {type(each) for each in value}
-        has_null = type(None) in kinds
-        if (bool in kinds and kinds - {bool, type(None)}) or (has_null and kinds & {list, dict}):
-            yield _ITEMS
+        has_null, nested = type(None) in kinds, kinds & {list, dict}
+        if (bool in kinds and kinds - {bool, type(None)}) or (has_null and nested):
+            yield _ITEMS, path
+        if nested:
+            yield _NESTED, path
+        elif kinds == {type(None)}:
+            yield _NULLS, path
         for each in value:
-            yield from _changed(each)
+            yield from _special(each, f"{path}[]")
 
 
 def _misfits(array: Array, path: str, cast: Callable[[Array], Cast]) -> Mask:

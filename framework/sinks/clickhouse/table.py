@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
-from ...columns.fitted import Fitted, TargetColumn
-from ...columns.kinds import without_rows
+from ...columns.column_types import join_tables
+from ...columns.fitted import Fitted, TargetColumn, fit_columns
+from ...columns.kinds import is_bytes, is_text, whole, without_rows
+from ...columns.texts import json_texts
 from ...errors import StrategyError
 from ...record import COORDINATES
 from .counting import Counting
@@ -183,7 +185,14 @@ class ClickHouseTable:
                 counts.update(more_counts)
             cast.append(fitted.table)
             at += rows.num_rows
-        table = pa.concat_tables(cast, promote_options="permissive")
+        objects = [each.name for each in columns if each.type.base_type == "JSON"]
+        table, misfits = join_tables(cast)
+        if misfits and objects:
+            table, misfits = join_tables(_with_documents(cast, objects, refused))
+        if len(cast) > 1 and objects:  # what is stored of a value depends on the others of its path
+            typed = [each for each in targets if each.name in objects]
+            refused = fit_columns(table.select(objects), typed).refused | refused
+        refused = misfits | refused
         return Block(Fitted(table, refused, frozenset(general), cut, left_out), columns)
 
 
@@ -195,6 +204,27 @@ def _holds(column: ClickHouseColumn, coordinate: pa.Field[Any]) -> bool:
     if pa.types.is_timestamp(coordinate.type):
         return kind.startswith("DateTime")
     return kind.startswith(("Int", "UInt"))
+
+
+def _with_documents(
+    parts: Sequence[pa.Table], names: Sequence[str], refused: dict[int, str]
+) -> list[pa.Table]:
+    """Make texts of the objects in these columns; `refused` gets the rows that JSON cannot hold."""
+    made: list[pa.Table] = []
+    at = 0
+    for part in parts:
+        texts: dict[str, Any] = {}
+        for name in names:
+            texts[name] = array = whole(part.column(name))
+            if not (is_text(array.type) or is_bytes(array.type)):
+                texts[name], bad = json_texts(array)
+                for row, why in bad.items():
+                    refused.setdefault(at + row, f"column {name}{why}")
+        made.append(
+            pa.table({each: texts.get(each, part.column(each)) for each in part.column_names})
+        )
+        at += part.num_rows
+    return made
 
 
 async def signature_of(connection: ClickHouseConnection, table: ClickHouseTable) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import pyarrow as pa
 import structlog
 
+from ...columns.kinds import JSON_OBJECTS
 from ...config.schema import Duration, parse_duration
 from ...errors import KmrError, SinkError, StrategyError
 from ...record import COORDINATES
@@ -277,9 +278,9 @@ class ClickHouseWriter(RangeWriter):
         if compression == "auto":
             compression = None if target.is_local else "lz4"
         stored = {
-            each.name: stored_type(each.type)
+            each.name: JSON_OBJECTS if each.type.base_type == "JSON" else stored_type(each.type)
             for each in table.columns
-            if not is_cast_by_server(each.type)
+            if each.type.base_type == "JSON" or not is_cast_by_server(each.type)
         }
         context.for_sinks.tell_types(context.stage, stored)
         self._inserter = Inserter(

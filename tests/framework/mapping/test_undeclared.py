@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import date
 from decimal import Decimal
+from math import nan
+from time import process_time
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from kmr.columns.kinds import JSON_OBJECTS
 from kmr.mapping.results import from_rows
 
 
@@ -167,3 +170,36 @@ def test_a_list_whose_length_raises_is_stored_and_does_not_end_the_process() -> 
             raise RuntimeError("closed")
 
     assert made([Lazy([1, 2]), [3], None]) == ({0: [1, 2], 1: [3], 2: None}, {})
+
+
+@pytest.mark.parametrize(
+    ("values", "arrive"),
+    [
+        ([{"a": 1}, {"a": 2, "b": [1]}], [{"a": 1, "b": None}, {"a": 2, "b": [1]}]),
+        ([{"a": 1}, {"a": "x"}, None], ['{"a":1}', '{"a":"x"}', None]),
+        ([{"a": [1, "x"]}, '{"a": 1}', [1]], ['{"a":[1,"x"]}', '{"a": 1}', "[1]"]),
+        ([{"a": date(2026, 1, 2)}, {"a": None}], [{"a": date(2026, 1, 2)}, {"a": None}]),
+        ([{"a": {str(n): n}} for n in range(100)], [f'{{"a":{{"{n}":{n}}}}}' for n in range(100)]),
+    ],
+)
+def test_objects_that_are_not_alike_are_texts_for_a_sink_of_json_objects(
+    values: list[Any], arrive: list[Any]
+) -> None:
+    assert made(values, JSON_OBJECTS) == (dict(enumerate(arrive)), {})
+
+
+def test_an_object_without_a_form_in_json_fails_alone() -> None:
+    endless: dict[str, Any] = {"a": 1}
+    endless["b"] = [endless]
+    for values in ([{"a": "x"}, {"a": 1}, {"a": nan}, endless], [{"a": date.max}, {"a": 1}]):
+        found, failed = made(values, JSON_OBJECTS)
+        assert list(found) == list(range(len(values) - len(failed)))
+        assert all(each.startswith("column v: ") for each in failed.values())
+
+
+def test_ids_as_keys_of_objects_take_no_column_each() -> None:
+    values = [{f"id-{n}": n} for n in range(20_000)]
+    begun = process_time()
+    found, _ = made(values, JSON_OBJECTS)
+    assert process_time() - begun < 5  # a column of structs takes minutes
+    assert found[7] == '{"id-7":7}'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -55,6 +57,42 @@ async def test_a_document_that_the_server_would_change_is_refused(
     raw = client.raw_query(f"SELECT j FROM {table} ORDER BY offset FORMAT JSONEachRow")
     stored = [json.loads(line)["j"] for line in raw.splitlines()]
     assert repr(stored) == repr([json.loads(text) for text in KEPT])
+
+
+BATCHES: list[tuple[list[Any], set[int]]] = [
+    ([[{"a": 1}], [{"a": "x", "t": datetime(2026, 1, 2, tzinfo=UTC)}], ['{"a": [1, "y"]}']], set()),
+    ([[{"a": 2**53 + 1}], [{"a": 1.5}], [{"a": [True]}]], set()),
+    ([[{"a": "2026-01-01"}], [{"a": "", "b": 1}], [{"a": "x"}]], {1}),
+    ([[{"a": 1}], [{"a": nan}], [{"a": "x"}]], {1}),
+    ([['{"a": [[1]]}'], ['{"a": [null]}'], ['{"b": [null]}']], {1}),
+]
+
+
+@pytest.mark.parametrize(("batches", "bad"), BATCHES)
+async def test_objects_of_several_types_in_one_flush_are_stored_as_they_are(
+    client: Client,
+    create_table: CreateTable,
+    open_writer: OpenWriter,
+    batches: list[Any],
+    bad: set[int],
+) -> None:
+    table = create_table(f"{OFFSETS}, j JSON")
+    parts = [rows(at, 1, j=pa.array(each)) for at, each in enumerate(batches)]
+    assert poisoned_offsets(await flush(await open_writer(table), *parts)) == sorted(bad)
+    raw = client.raw_query(f"SELECT offset, j.a FROM {table} ORDER BY offset FORMAT JSONEachRow")
+    stored = {(row := json.loads(line))["offset"]: row["j.a"] for line in raw.splitlines()}
+    given = [json.loads(each) if isinstance(each, str) else each for [each] in batches]
+    assert stored == {at: each.get("a") for at, each in enumerate(given) if at not in bad}
+
+
+@pytest.mark.parametrize("kind", ["Dynamic", "Variant(Int64, String)"])
+async def test_values_of_another_type_than_most_of_a_flush_fail_alone(
+    create_table: CreateTable, open_writer: OpenWriter, kind: str
+) -> None:
+    writer = await open_writer(create_table(f"{OFFSETS}, v {kind}"))
+    result = await flush(writer, rows(0, 2, v=[1, 2]), rows(2, 1, v=["x"]))
+    assert poisoned_offsets(result) == [2]
+    assert reasons(result) == ["column v: 'x' is string, but most values are int64"]
 
 
 OBJECTS: Any = pa.array([{"a.b": 1, "a": {"b": 2}}, {"a.b": None, "a": {"b": 2}}])
