@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ..columns.casting import Cast
     from ..columns.kinds import Array
 
+_pa: Any = pa
+
 
 class DoesNotFit(ValueError):
     """A value has no place in the format; the message names the field and the value."""
@@ -95,16 +97,20 @@ def encode_each(rows: Iterable[Any], encode: Callable[[Any], bytes]) -> pa.Binar
     Raises:
         RowsDoNotFit: the function raised an error for some rows.
     """
-    encoded: list[bytes | None] = []
+    # A value is freed once it is copied, so that the next one is made in the processor's cache.
+    encoded = bytearray()
+    offsets = [0]
     failures: dict[int, str] = {}
     for number, row in enumerate(rows):
         try:
-            encoded.append(encode(row))
+            encoded += encode(row)
         except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
-            encoded.append(None)
             failures[number] = str(error) if isinstance(error, DoesNotFit) else repr(error)
+        offsets.append(len(encoded))
     refuse(failures)
-    return pa.array(encoded, pa.binary())
+    buffers = [None, _pa.py_buffer(np.array(offsets, np.int32)), _pa.py_buffer(encoded)]
+    column: pa.BinaryArray = _pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+    return column
 
 
 def plain_rows(table: pa.Table) -> list[dict[str, Any]]:

@@ -25,6 +25,12 @@ def is_attrs(source: object) -> bool:
     return hasattr(source, "__attrs_attrs__")
 
 
+def checks_values(cls: type, info: Any) -> bool:
+    """Return whether a class that msgspec describes checks more than the types of its fields."""
+    is_tagged = getattr(info, "tag", None) is not None
+    return is_tagged or hasattr(cls, "__post_init__") or is_attrs(cls)
+
+
 def is_pydantic(source: object) -> bool:
     """Whether it is a pydantic model; pydantic is not imported."""
     return hasattr(source, "model_validate_json") and hasattr(source, "model_fields")

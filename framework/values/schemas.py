@@ -32,10 +32,10 @@ from msgspec import inspect
 from ..errors import StrategyError, as_exception, reason_of
 from .conversions import converted, enum_value, fields_converted, listed, mapped, uuid_text
 from .python_columns import to_column
-from .row_classes import is_pydantic, is_row_class
+from .row_classes import checks_values, is_pydantic, is_row_class
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from .conversions import Convert
 
@@ -54,6 +54,9 @@ _PLAIN: Final[dict[type, pa.DataType]] = {
     inspect.TimeDeltaType: pa.duration("us"),
     inspect.DecimalType: pa.decimal128(38, 18),
 }
+_UNCHECKED: Final = [
+    inspect.BoolType(), inspect.IntType(), inspect.FloatType(), inspect.StrType(),
+]  # fmt: skip
 NAMED_BY_KEYS: Final = "__kmr_schema__"
 """Marks a class whose columns have the names of its encoded fields."""
 
@@ -144,6 +147,16 @@ class RowType:
     def instances(self) -> type:
         """The class of the objects: a TypedDict's are plain dicts."""
         return dict if is_typeddict(self.cls) else self.cls
+
+    def take_all(self, names: Collection[str]) -> bool:
+        """Return whether msgspec decodes all values of the columns: the class and its fields check none."""
+        checks = self.info is None or checks_values(self.cls, self.info)
+        return not checks and all(
+            column.type == _PLAIN.get(type(column.kind)) and column.kind in _UNCHECKED
+            if column.name in names
+            else not column.required
+            for column in self.columns
+        )
 
     def to_columns(self, rows: Sequence[Any]) -> tuple[pa.RecordBatch, dict[int, str]]:
         """Convert objects of the class (or None: a row of nulls) to columns.

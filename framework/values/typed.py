@@ -20,7 +20,7 @@ from .value_format import Decoded, DecodedObjects, ValueFormat, is_bad_utf8, rea
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from .conversions import Convert
     from .schemas import RowType, SchemaField
@@ -77,8 +77,13 @@ class TypedFormat(ValueFormat):
         make = encoded_fields(self.rows.columns, fitted)
         values = [python_values(whole(column), in_utc=True) for column in fitted.columns]
         encoded = encode_each(zip(*values, strict=True), lambda row: self._encode(make(row)))
-        refuse(self.decode(encoded).failures)
+        if not self.takes_all(fitted.column_names):
+            refuse(self.decode(encoded).failures)
         return encoded
+
+    def takes_all(self, names: Collection[str]) -> bool:
+        """Return whether `decode` takes all values of the columns, so that `encode` need not ask it."""
+        return False
 
     def _encode(self, row: dict[str, Any]) -> bytes:
         try:

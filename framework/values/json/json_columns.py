@@ -29,7 +29,7 @@ from ..decoding.slots import SlotColumn, SlotLayout, Slots, valid_texts
 from ..lost_digits import FINE, LARGE_OR_TINY, has_floats, has_times
 from ..python_columns import to_column
 from ..registry.framing import NULL, raw_values
-from ..row_classes import is_attrs
+from ..row_classes import checks_values
 from ..schemas import hints_of, item_of, nested_columns, row_type
 from . import json_kernel as kernel
 from . import json_scalars as nodes
@@ -209,8 +209,7 @@ def _is_closed(info: Any) -> bool:
 
 
 def _fields(cls: type, info: Any, columns: Sequence[SchemaField], depth: int) -> tuple[_Field, ...]:
-    checks_itself = hasattr(cls, "__post_init__") or is_attrs(cls)
-    if checks_itself or getattr(info, "tag", None) is not None:
+    if checks_values(cls, info):
         raise _Unplanned
     try:
         hints = hints_of(cls)

@@ -23,7 +23,7 @@ from .json_schema import registered_columns
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from ..lost_digits import DigitSearch
     from ..schemas import RowType
@@ -183,6 +183,9 @@ class Json(TypedFormat):
         subject = self._subject or f"{topic}-value"
         first = prefix(self._registry.register(subject, schema))
         return pa.array([first + (each or b"") for each in encoded.to_pylist()], pa.binary())
+
+    def takes_all(self, names: Collection[str]) -> bool:
+        return type(self) is Json and self.rows.take_all(names)
 
     def rounded(self, values: pa.BinaryArray, search: DigitSearch) -> Iterator[tuple[int, str]]:
         for row in search.in_json(values):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import msgspec
 import pyarrow as pa
@@ -13,9 +13,14 @@ from anyio.to_thread import run_sync
 
 from kmr import Json, Registry
 from kmr.errors import StrategyError
+from kmr.values.typed import TypedFormat
+from kmr.values.value_format import RowsDoNotFit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kmr.broker import Broker
+    from kmr.types import Decoded
 
 
 class Hit(msgspec.Struct):
@@ -135,3 +140,50 @@ async def test_with_a_registry_values_begin_with_a_schema_id(
 
 class Point(msgspec.Struct):
     x: int
+
+
+class Bounded(msgspec.Struct):
+    number: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Choosy(msgspec.Struct):
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise ValueError("below 0")
+
+
+class Pair(msgspec.Struct):
+    number: int
+    other: int
+
+
+class OfTwo(TypedDict):
+    number: Literal[1, 2]
+
+
+class Plain(msgspec.Struct):
+    number: int
+    other: int = 0
+
+
+class Strict(Json):
+    @property
+    def decoder(self) -> Callable[[Any], Any]:
+        def decode(value: bytes) -> Any:
+            raise ValueError(f"not {value!r}")
+
+        return decode
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        return TypedFormat.decode(self, values)
+
+
+@pytest.mark.parametrize(
+    "form", [Json(Bounded), Json(Choosy), Json(Pair), Json(OfTwo), Strict(Plain)], ids=str
+)
+def test_a_row_that_the_type_would_refuse_is_not_encoded(form: Json) -> None:
+    with pytest.raises(RowsDoNotFit):
+        form.encode(pa.table({"number": [-1]}), "t")
+    assert Json(Plain).encode(pa.table({"number": [-1]}), "t").to_pylist() == [b'{"number":-1}']
