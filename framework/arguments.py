@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from abc import ABCMeta
-from ast import literal_eval
 from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
+from os import PathLike
+from typing import Any, Final, Literal, cast, get_args, get_origin
+
+import pyarrow as pa
 
 from .errors import StrategyError, did_you_mean
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
 _UNKNOWN: Final = re.compile(r"unexpected keyword argument '(\w+)'")
 _MISSING: Final = re.compile(r"missing \d+ required [\w-]+ arguments?: ")
-_LITERAL: Final = re.compile(r"Literal\[(.*)\]")
 _CALL: Final = re.compile(r"\w+\(\) (missing|takes|got) ")
 _TOO_MANY: Final = re.compile(r"takes (?:from \d+ to )?(\d+) positional arguments? but (\d+)")
 _CLASSES: Final[Mapping[str, tuple[type, ...]]] = {
@@ -28,16 +28,28 @@ _CLASSES: Final[Mapping[str, tuple[type, ...]]] = {
     "bool": (bool,),
     "None": (type(None),),
     "Duration": (int, float, str, timedelta),
+    "pa.Schema": (pa.Schema,),
+    "os.PathLike": (PathLike,),
+    "Callable": (Callable,),  # type: ignore[dict-item]  # isinstance takes it
+    "Sequence": (Sequence,),
+    "Mapping": (Mapping,),
 }
 """The types by their names in annotations."""
-_SHOWN: Final = {"Duration": ("seconds", "a text with a unit ('5m')", "a timedelta")}
+_SHOWN: Final = {
+    "Duration": ("seconds", "a text with a unit ('5m')", "a timedelta"),
+    "pa.Schema": ("pyarrow.Schema",),
+    "os.PathLike": ("a path",),
+    "Callable": ("a function",),
+    "Sequence": ("list",),
+    "Mapping": ("dict",),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class _Allowed:
     """What an argument may be: values of some types, and some values."""
 
-    classes: tuple[type, ...]
+    kinds: tuple[_Kind, ...]
     choices: tuple[object, ...]
     text: str
 
@@ -48,13 +60,13 @@ class _Allowed:
         Args:
             names: what the names of `Literal`s stand for.
         """
-        classes: list[type] = []
+        kinds: list[_Kind] = []
         choices: list[object] = []
         texts: list[str] = []
-        for part in annotation.split(" | "):
-            if part in _CLASSES:
-                classes += _CLASSES[part]
-                texts += _SHOWN.get(part, (part,))
+        for part in _alternatives(ast.parse(annotation, mode="eval").body):
+            if (kind := _Kind.of(part, names)) is not None:
+                kinds.append(kind)
+                texts += kind.texts
             elif found := _choices_of(part, names):
                 choices += found
                 texts += map(repr, found)
@@ -62,30 +74,67 @@ class _Allowed:
                 return None
         *others, last = texts
         text = f"{', '.join(others)} or {last}" if others else last
-        return _Allowed(tuple(classes), tuple(choices), text)
+        return _Allowed(tuple(kinds), tuple(choices), text)
 
     def allows(self, value: object) -> bool:
         """Return whether an argument may be a value."""
-        if isinstance(value, bool) and bool not in self.classes:
-            return False
-        return isinstance(value, self.classes) or any(
+        return any(kind.allows(value) for kind in self.kinds) or any(
             type(value) is type(each) and value == each for each in self.choices
         )
 
 
-def _choices_of(part: str, names: Mapping[str, Any]) -> tuple[object, ...]:
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Values of a type: a plain one, or a list or dict whose items or keys have a type."""
+
+    classes: tuple[type, ...]
+    items: _Allowed | None
+    texts: tuple[str, ...]
+
+    @staticmethod
+    def of(part: ast.expr, names: Mapping[str, Any]) -> _Kind | None:
+        """Return the type that one part of an annotation names; None if it is not checked."""
+        name = ast.unparse(part.value if isinstance(part, ast.Subscript) else part)
+        if name not in _CLASSES:
+            return None
+        texts = _SHOWN.get(name, (name,))
+        if name not in ("Sequence", "Mapping") or not isinstance(part, ast.Subscript):
+            return _Kind(_CLASSES[name], None, texts)
+        item = part.slice.elts[0] if isinstance(part.slice, ast.Tuple) else part.slice
+        shown = texts[0] + ast.unparse(part).removeprefix(name)
+        return _Kind(_CLASSES[name], _Allowed.of(ast.unparse(item), names), (shown,))
+
+    def allows(self, value: object) -> bool:
+        """Return whether a value has the type: True is no number, and a text no list."""
+        if isinstance(value, bool | str) and type(value) not in self.classes:
+            return False
+        return isinstance(value, self.classes) and (
+            self.items is None or all(map(self.items.allows, cast("Iterable[object]", value)))
+        )
+
+
+def _alternatives(annotation: ast.expr) -> list[ast.expr]:
+    """Return the parts of an annotation between `|`."""
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
+        return [*_alternatives(annotation.left), *_alternatives(annotation.right)]
+    return [annotation]
+
+
+def _choices_of(part: ast.expr, names: Mapping[str, Any]) -> tuple[object, ...]:
     """Return the values of a `Literal`, written out or named. Return none for anything else."""
-    if (written := _LITERAL.fullmatch(part)) is not None:
-        return tuple(literal_eval(f"[{written[1]}]"))
-    named = names.get(part)
+    if isinstance(part, ast.Subscript) and ast.unparse(part.value) == "Literal":
+        written = ast.literal_eval(part.slice)
+        return written if isinstance(written, tuple) else (written,)
+    named = names.get(ast.unparse(part))
     return get_args(named) if get_origin(named) is Literal else ()
 
 
 class Checked(ABCMeta):
     """Metaclass that checks the arguments of constructors.
 
-    It checks their names. It checks the values of those whose annotation has plain types, `Duration` and
-    `Literal`s only; it finds the names of `Literal`s in the modules of the class and of its base classes.
+    It checks their names. It checks the values of those whose annotation has plain types, lists and dicts,
+    functions, `Duration` and `Literal`s only; it finds the names of `Literal`s in the modules of the class
+    and of its base classes.
     The constructor raises StrategyError, instead of TypeError.
     """
 

@@ -78,7 +78,7 @@ class Distinct(metaclass=Checked):
         on_duplicate: OnDuplicate = "drop",
     ) -> None:
         self.key: tuple[str, ...] = (key,) if isinstance(key, str) else tuple(key)
-        if not self.key or not all(isinstance(name, str) for name in self.key) or "" in self.key:
+        if not self.key or "" in self.key:
             raise StrategyError(
                 f"Distinct: key must be the name of a column, or several, not {key!r}"
             )

@@ -126,8 +126,6 @@ class Window(Collecting):
         keyed: bool = False,
     ) -> None:
         super().__init__(max_rows=None, max_bytes=None, max_age=_MARK_INTERVAL)
-        if isinstance(by, str):
-            raise StrategyError(f"Window: by is a list of columns: by=[{by!r}]")
         self.late = late
         if not columns:
             raise StrategyError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 
@@ -16,7 +15,7 @@ from .sink import RowsRefused, refusals_among
 from .sums import SumLimits, named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..record import Rows
     from .reducer import Limits
@@ -60,7 +59,7 @@ class Aggregate(Collecting):
         self, by: Sequence[str], columns: Mapping[str, tuple[str, str]], **limits: Unpack[Limits]
     ) -> None:
         super().__init__(**limits)
-        if isinstance(by, str) or not by:
+        if not by:
             raise StrategyError(f"Aggregate: by must be a list of at least one column, not {by!r}")
         self.by = list(by)
         self.columns = sources_and_functions("Aggregate", columns)
@@ -131,15 +130,13 @@ class Aggregate(Collecting):
         require_columns("Aggregate", self._wanted(), columns)
 
 
-def sources_and_functions(what: str, columns: Any) -> dict[str, tuple[str, Any]]:
+def sources_and_functions(what: str, columns: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Return the new columns with their sources and functions.
 
     Raises:
         StrategyError: `columns`, a parameter of `what`, has another shape.
     """
-    is_mapping = isinstance(columns, Mapping)
-    pairs = list(columns.values()) if is_mapping else []
-    if not is_mapping or any(type(pair) not in (tuple, list) or len(pair) != 2 for pair in pairs):
+    if any(type(pair) not in (tuple, list) or len(pair) != 2 for pair in columns.values()):
         raise StrategyError(
             f'{what}: columns has for each new column its source and its function: {{"hits": ("*", "count"), '
             f'"ms": ("ms", "mean")}}, not {columns!r}'

@@ -90,8 +90,6 @@ class Changes:
     @classmethod
     def of(cls, sink: str, key: Sequence[str] | None, *, changes: bool) -> Changes | None:
         """Check the arguments of a sink; None if its rows are no changes."""
-        if isinstance(key, str):
-            raise StrategyError(f"{sink}: key is a list: key=[{key!r}]")
         if changes and not key:
             raise StrategyError(f"{sink}: changes=True needs key=, the columns that name a row")
         if key and not changes:

@@ -10,7 +10,7 @@ import pytest
 
 from kmr import Aggregate, Distinct, ErrorLimit, Json, Retries, Strategy, Window
 from kmr.errors import StrategyError
-from kmr.sinks import ClickHouseWriter, KafkaWriter, PostgresWriter, StreamWriter
+from kmr.sinks import ClickHouseWriter, KafkaWriter, ParquetWriter, PostgresWriter, StreamWriter
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,22 @@ from kmr.sinks import ClickHouseWriter, KafkaWriter, PostgresWriter, StreamWrite
         ),
         (StreamWriter, {"format": ["json"]}, "format must be 'json' or 'pretty', not ['json']"),
         (KafkaWriter, {"compression": "zip"}, "'lz4', 'zstd' or None, not 'zip'"),
+        (KafkaWriter, {"value": 5}, "KafkaWriter: value= is 5, which is not a format"),
+        (
+            KafkaWriter,
+            {"headers": {1: "a"}},
+            "headers must be dict[str, str], str or None, not {1: 'a'}",
+        ),
+        (ClickHouseWriter, {"order_by": "a"}, "order_by must be list[str] or None, not 'a' (str)"),
+        (ClickHouseWriter, {"columns": {"a": "Int8"}}, "must be list[str] or None"),
+        (ClickHouseWriter, {"columns": ["a", 2]}, "must be list[str] or None, not ['a', 2] (list)"),
+        (
+            ClickHouseWriter,
+            {"settings": "a=1"},
+            "settings must be dict[str, Any] or None, not 'a=1'",
+        ),
+        (PostgresWriter, {"create": 5}, "create must be bool or pyarrow.Schema, not 5 (int)"),
+        (ParquetWriter, {"partition_by": 5}, "partition_by must be str or list[str], not 5 (int)"),
     ],
 )
 def test_a_wrong_argument_is_named_with_what_was_meant(

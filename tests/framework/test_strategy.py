@@ -42,7 +42,7 @@ def writer(**limits: Any) -> MemoryWriter:
             {"reduce": Aggregate(["a"], {"n": ("*", "count")})},
             "Aggregate is the last and writes nothing",
         ),
-        ({"map": 3}, "map=3 is not a function"),
+        ({"map": 3}, "map must be a function or None, not 3"),
         ({"reduce": []}, "reduce= is empty"),
         ({"reduce": [print]}, "the function print is not a reducer: pass Collect\\(print\\)"),
         ({"reduce": StreamWriter}, "StreamWriter is a class: pass an object of it"),

@@ -183,8 +183,6 @@ class ClickHouseWriter(RangeWriter):
                 "ClickHouseWriter: evolve='add' adds the columns that extra_columns='ignore' leaves out; "
                 "set one of them"
             )
-        if isinstance(order_by, str):
-            raise StrategyError(f"ClickHouseWriter: order_by is a list: order_by=[{order_by!r}]")
         if database is not None and "." in table:
             raise StrategyError(
                 f"ClickHouseWriter: the table {table!r} names its database, and database={database!r} "

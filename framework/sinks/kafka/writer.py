@@ -34,6 +34,7 @@ from ...reducers.sink import (
 )
 from ...service.threads import run_in_thread
 from ...values.registry.registry import RegistryUnavailable, callers_wait
+from ...values.value_format import require_format
 from ..answers import SetUp
 from ..changes import Changes
 from .row_messages import (
@@ -156,7 +157,9 @@ class KafkaWriter(Collecting, Sink):
             )
         if not (changes or key is None or isinstance(key, str)):
             raise StrategyError(f"{name}: key is one column; a list of columns needs changes=True")
-        if changes and isinstance(value, str) and value != JSON:
+        if not isinstance(value, str):
+            require_format(f"{name}: value=", value)
+        elif changes and value != JSON:
             raise StrategyError(
                 f"{name}: changes=True needs value='json' or a format, not a column"
             )

@@ -323,7 +323,7 @@ def test_a_time_that_is_none_is_refused(within: Any) -> None:
         Distinct("id", within)
 
 
-@pytest.mark.parametrize("key", ["", [], [""], [1]])
+@pytest.mark.parametrize("key", ["", [], [""]])
 def test_a_key_names_columns(key: Any) -> None:
     with pytest.raises(StrategyError, match="Distinct: key must be the name of a column"):
         Distinct(key, "1m")

@@ -110,12 +110,12 @@ def test_a_flush_of_few_rows_that_cannot_be_computed_fails_its_records_not_the_w
         (["k"], {"out": ("*", "sum")}, "can only be counted"),
         (["k"], {"k": ("x", "sum")}, r"\['k'\] are in both by and columns"),
         ([], {}, "at least one column"),
-        ("k", {}, "at least one column, not 'k'"),
+        ("k", {}, r"by must be list\[str\], not 'k'"),
         (["k"], {"n": "count"}, "its source and its function: .*, not {'n': 'count'}"),
         (["k"], {"n": "ab"}, "its source and its function"),
         (["k"], {"n": ("x", "sum", "y")}, "its source and its function"),
-        (["k"], ["n"], "its source and its function"),
-        (["k"], None, "its source and its function"),
+        (["k"], ["n"], "columns must be dict"),
+        (["k"], None, "columns must be dict"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_at_once(

@@ -107,8 +107,6 @@ def test_arguments_that_do_not_belong_together_are_refused() -> None:
         Changes.of("Sink", None, changes=True)
     with pytest.raises(StrategyError, match="set changes=True"):
         Changes.of("Sink", ["id"], changes=False)
-    with pytest.raises(StrategyError, match=r"key=\['id'\]"):
-        Changes.of("Sink", "id", changes=True)
     assert Changes.of("Sink", None, changes=False) is None
 
 

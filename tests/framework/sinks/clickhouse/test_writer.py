@@ -358,7 +358,7 @@ def test_options_that_contradict_evolve_are_refused() -> None:
         ClickHouseWriter("t", evolve="drop")  # type: ignore[arg-type]
     with pytest.raises(StrategyError, match="extra_columns='ignore' leaves out"):
         ClickHouseWriter("t", evolve="add", extra_columns="ignore")
-    with pytest.raises(StrategyError, match=r"order_by is a list: order_by=\['x'\]"):
+    with pytest.raises(StrategyError, match=r"order_by must be list\[str\] or None, not 'x'"):
         ClickHouseWriter("t", order_by="x")
 
 
