@@ -12,16 +12,16 @@ from .delivery.failures import failed_records
 from .delivery.ranges import subtract_ranges
 from .errors import no_escape
 from .mapping.executor import LONGEST, LONGEST_WINDOW
-from .mapping.registry_wait import RegistryWait
 from .mapping.results import NO_OFFSETS, MapResult, bytes_made
 from .mapping.stop import Stop
 from .memory.distinct import STAGE as DISTINCT_STAGE
 from .observe.status import StageStatus
 from .observe.waits import REBALANCE, ROOM, Waiting
 from .record import Range, ReplayEnd, Rows
+from .reducers.pauses import Pauses
 from .service import watchdog
 from .strategy import MAP_STAGE
-from .values.registry.registry import RegistryUnavailable, callers_wait
+from .values.registry.registry import REGISTRY_IS_AWAY, REGISTRY_IS_BACK, RegistryUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ class MapStage:
         self._waiting = anyio.CancelScope()
         self._waits = Waiting()
         self._at_rest = StageStatus(f"map {ledger.partition}", "idle", queued=0)
-        self._registry = RegistryWait(self._at_rest.name, self._metrics.count_registry_wait)
+        self._registry = Pauses(self._at_rest.name, REGISTRY_IS_AWAY)
         self._stop = Stop()
         self._draining = False
         self._mapped_to = ledger.position
@@ -97,7 +97,6 @@ class MapStage:
             StrategyError: the map function returned a value that cannot become rows.
             CorruptRecords: a batch cannot be decoded.
         """
-        callers_wait.set(True)
         try:
             with self._scope, no_escape():
                 await self._restore()
@@ -271,10 +270,11 @@ class MapStage:
             mapped = await self._executor.map(function, spec, batch, on_begin, self._stop)
         except RegistryUnavailable as error:
             self._mapping_since = None
+            self._metrics.count_registry_wait(str(error))
             with anyio.CancelScope() as self._waiting:
-                await self._registry.pause(error)
+                await anyio.sleep(self._registry.next(str(error), anyio.current_time()))
             return MapResult(None, NO_OFFSETS, rest=batch.first)
-        self._registry.over()
+        self._registry.over(REGISTRY_IS_BACK, anyio.current_time())
         return mapped
 
     def _range(self, batch: Batch) -> Range:

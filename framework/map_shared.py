@@ -21,7 +21,6 @@ from .observe.tracing import OFF
 from .service import watchdog
 from .service.threads import run_in_thread
 from .service.wakeup import Wakeup
-from .values.registry.registry import callers_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,7 +159,6 @@ class SharedMap:
         Raises:
             KmrError: as `MapStage.run`.
         """
-        callers_wait.set(True)
         async with anyio.create_task_group() as tasks:
             while True:
                 while not self._closing and not self._ready:

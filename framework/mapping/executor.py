@@ -23,7 +23,6 @@ from ..observe.logs import in_every_event, setup_logs
 from ..service.process import end_with_parent
 from ..service.threads import background_loop, run_in_thread
 from ..settings import LogSettings
-from ..values.registry.registry import callers_wait
 from .functions import apply, apply_async
 from .resources import OpenResources, OpenTables, tables_of
 from .results import NO_OFFSETS, MapResult
@@ -357,7 +356,6 @@ def _apply_here(
     """Apply a map, with the resources that the pickled factory makes."""
     if factory is not None and function is not None:
         function = _opened_here(factory).bind(function)
-    callers_wait.set(True)
     stop = Stop()
     done = Event()
     Thread(target=_expire, args=(stop, done), daemon=True).start()

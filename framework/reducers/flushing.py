@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar, cast
 
@@ -46,6 +45,7 @@ from ..errors import (
 )
 from ..record import Rows
 from ..service.threads import run_in_thread
+from .pauses import Pauses
 from .reducer import Retry
 from .sink import Refusal, RowsRefused, Sink
 
@@ -226,10 +226,6 @@ class FlushTrigger:
             buffer.turn = self._turns.end(buffer)
 
 
-_FIRST_BACKOFF: Final = 0.1  # seconds
-_LAST_BACKOFF: Final = 30.0
-_MOST_DOUBLINGS: Final = 20  # far beyond the last backoff; keeps the power small
-_LOGGED_AGAIN: Final = 60.0  # seconds after which a reason that stays is logged again
 _MOST_OF_CODE: Final = 5  # attempts; an odd answer of a server may lead to an error of code, once
 
 
@@ -244,37 +240,23 @@ async def retry_flush(
 
     Args:
         attempt: called with the number of the attempt.
-        stage: the stage's name, for the log. A reason is logged when it differs from the one before, and
-            again after each minute.
+        stage: as that of `Pauses`.
         on_retry: called before each pause.
 
     Raises:
         SinkError: several attempts in a row ended with the same mistake of code.
     """
-    number = alike = 1
-    reason: str | None = None
-    began = logged = anyio.current_time()
+    pauses, alike = Pauses(stage, "flush failed, trying again"), 1
     while True:
         try:
-            return await attempt(number)
+            return await attempt(pauses.attempts + 1)
         except Retry as retry:
-            seconds, now = _pause(retry, number), anyio.current_time()
-            alike = alike + 1 if retry.reason == reason else 1
+            alike = alike + 1 if retry.reason == pauses.reason else 1
             if alike == _MOST_OF_CODE and isinstance(retry, MistakeRetry):
                 raise _mistake(stage, retry) from retry
-            if retry.reason != reason or now - logged >= _LOGGED_AGAIN:
-                reason, logged = retry.reason, now
-                _log.warning(
-                    "flush failed, trying again",
-                    stage=stage,
-                    reason=reason,
-                    seconds=round(seconds, 3),
-                    attempts=number,
-                    failing=round(now - began, 1),
-                )
+            seconds = pauses.next(retry.reason, anyio.current_time(), retry.after)
             on_retry(retry)
         await anyio.sleep(seconds)
-        number += 1
 
 
 def _mistake(stage: str, retry: MistakeRetry) -> SinkError:
@@ -285,14 +267,6 @@ def _mistake(stage: str, retry: MistakeRetry) -> SinkError:
         "which is a mistake of code or data: correct it; or set on_error='divert', which sends the rows to "
         "reduce_err. What may succeed later raises Retry(reason), or another error than this"
     )
-
-
-def _pause(retry: Retry, attempt: int) -> float:
-    """Seconds until the next attempt: as the reducer asks, else exponential with jitter."""
-    if retry.after is not None:
-        return retry.after
-    ceiling = min(_LAST_BACKOFF, _FIRST_BACKOFF * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS))
-    return ceiling * random.uniform(0.5, 1.0)  # noqa: S311  spreads retries, nothing secret
 
 
 class FlushOutcome(NamedTuple):

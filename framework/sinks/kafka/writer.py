@@ -33,7 +33,7 @@ from ...reducers.sink import (
     refusals_among,
 )
 from ...service.threads import run_in_thread
-from ...values.registry.registry import RegistryUnavailable, callers_wait
+from ...values.registry.registry import RegistryUnavailable
 from ...values.value_format import require_format
 from ..answers import SetUp
 from ..changes import Changes
@@ -398,7 +398,6 @@ class KafkaWriter(Collecting, Sink):
         return self._state
 
     def _encode(self, partitions: list[int]) -> SendState:
-        callers_wait.set(True)  # of this call in a thread: a flush is repeated
         table = one_table(self.rows)
         if self._changes is None:
             messages = self.messages(table)

@@ -28,9 +28,11 @@ from ...mapping.functions import apply, apply_async
 from ...mapping.resources import OpenResources, OpenTables, tables_of
 from ...memory.distinct import STAGE as DISTINCT_STAGE
 from ...record import Range, Rows
+from ...reducers.pauses import Pauses
 from ...service.process import freeze_modules, keep_freed_memory
 from ...service.threads import background_loop
 from ...strategy import MAP_STAGE
+from ...values.registry.registry import REGISTRY_IS_AWAY, RegistryUnavailable
 from ..blocking_client import shared_client
 from ..session import is_local
 from .chain import Chain, ChainResult
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ...mapping.functions import MapSpec
-    from ...mapping.results import Failure
+    from ...mapping.results import Failure, MapResult
     from ...record import Batch
     from ...reducers.reducer import Context
     from ...strategy import Strategy
@@ -238,6 +240,7 @@ class _TaskWork:
         self._report = report
         self._schema = schema
         self._memory = memory
+        self._registry = Pauses(MAP_STAGE, REGISTRY_IS_AWAY)
 
     def map(
         self, function: Callable[..., Any] | None, spec: MapSpec, chunk: Chunk
@@ -249,10 +252,7 @@ class _TaskWork:
         letters: dict[Batch, tuple[Failure, ...]] = {}
         for batch in chunk.batches:
             begun = time.monotonic()
-            if spec.is_async and function is not None:
-                part = _start(apply_async(function, batch.records, spec)).result()
-            else:
-                part = apply(function, batch.records, spec)
+            part = self._apply(function, spec, batch)
             report.map_seconds += time.monotonic() - begun
             report.records += len(batch.records)
             report.max_timestamp_ms = max(report.max_timestamp_ms, batch.max_timestamp_ms)
@@ -276,6 +276,17 @@ class _TaskWork:
         whole = Range(report.topic, report.partition, chunk.first, chunk.last)
         ranges = subtract_ranges([whole], (r for rows in failed for r in rows.ranges))
         return Rows(mapped.table, ranges, mapped.offsets, chunk.batches), failed
+
+    def _apply(self, function: Callable[..., Any] | None, spec: MapSpec, batch: Batch) -> MapResult:
+        """Map a batch; where a schema registry does not answer, wait for it."""
+        while True:
+            try:
+                if spec.is_async and function is not None:
+                    mapped: MapResult = _start(apply_async(function, batch.records, spec)).result()
+                    return mapped
+                return apply(function, batch.records, spec)
+            except RegistryUnavailable as error:
+                time.sleep(self._registry.next(str(error), time.monotonic()))
 
     def end(self) -> None:
         """Write the memory for the next micro-batch; the sinks have all rows of this task."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-from contextvars import ContextVar
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -24,22 +24,25 @@ if TYPE_CHECKING:
 
     import urllib3
 
-callers_wait: ContextVar[bool] = ContextVar("callers_wait", default=False)
-"""True where callers wait, and ask again: a request that has no answer is then repeated only once."""
+REGISTRY_IS_AWAY: Final = "a schema registry does not answer: the records wait for it"
+REGISTRY_IS_BACK: Final = "the schema registry answers again"
 
 T = TypeVar("T")
 SchemaKind: TypeAlias = Literal["AVRO", "JSON", "PROTOBUF"]
 
 _CONTENT: Final = "application/vnd.schemaregistry.v1+json"
 _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
+_LAST_PAUSE: Final = 10.0  # seconds
+_OF_REGISTRY: Final = 1000  # its codes of errors have five digits, those of others three or none
 _SUBJECT_NOT_FOUND: Final = 40401
+_IS_URL_RIGHT: Final = "is the path of the registry's URL right?"
 _DEFAULT_CONTEXT: Final = "."
 _MOST_UNKNOWN: Final = 1000  # then those that are to be asked for again are forgotten
 _FORGET_UNKNOWN: Final = 30.0  # seconds: it may be registered later, or on a replica that lags
 
 
 class RegistryUnavailable(RegistryError):
-    """No answer, or an error of the server, also after all retries."""
+    """No answer, an error of the server, or the answer of another server, such as a proxy."""
 
 
 class SchemaRefused(RegistryError):
@@ -89,8 +92,9 @@ class _ErrorAnswer(msgspec.Struct, frozen=True):
 class Registry:
     """A schema registry, and how to reach it.
 
-    A request that fails by the network, or by an error of the server, is repeated `retries` times with
-    growing pauses (0.2 s, doubled, at most 10 s). A worker that runs waits for as long as it takes.
+    A request without an answer of a registry (by the network, an error of the server, a proxy) is repeated
+    once. When a strategy is made, it is repeated `retries` times with growing pauses (0.2 s, doubled, at most
+    10 s). Engines that run wait for as long as it takes.
 
     Args:
         url: `https://host:8081`; the user and the password may be in it.
@@ -149,7 +153,9 @@ class Registry:
         """
         path = f"/subjects/{quote(subject, safe='')}/versions/{version or 'latest'}"
         if version is None:
-            latest: RegisteredSchema = self._ask("GET", path, RegisteredSchema)
+            latest: RegisteredSchema = self._ask(
+                "GET", path, RegisteredSchema, retries=self.retries
+            )
             return latest
         return self._remembered((subject, version), path, RegisteredSchema)
 
@@ -159,8 +165,7 @@ class Registry:
         known = local.schemas.get(key)
         if known is not None:
             return cast("T", known)
-        waiting = callers_wait.get() and local.away is not None
-        if not local.lock.acquire(blocking=not waiting):
+        if not local.lock.acquire(blocking=local.away is None):
             raise RegistryUnavailable(str(local.away))  # another thread asks whether it is back
         try:
             known = local.schemas.get(key)
@@ -252,7 +257,16 @@ class Registry:
         found: _Version = self._ask("POST", path, _Version, _body(schema))
         return found.version
 
-    def _ask(self, method: str, path: str, answer: type[Any], body: object = None) -> Any:
+    def _ask(
+        self, method: str, path: str, answer: type[Any], body: object = None, *, retries: int = 1
+    ) -> Any:
+        for attempt in range(min(self.retries, retries)):
+            with suppress(RegistryUnavailable):
+                return self._ask_once(method, path, answer, body)
+            time.sleep(min(_LAST_PAUSE, 0.1 * 2.0**attempt) if attempt else 0.0)
+        return self._ask_once(method, path, answer, body)
+
+    def _ask_once(self, method: str, path: str, answer: type[Any], body: object) -> Any:
         import urllib3  # takes time to import, and most workers have no registry
 
         try:
@@ -261,15 +275,7 @@ class Registry:
                 self.url + path,
                 body=None if body is None else msgspec.json.encode(body),
                 headers=self._headers(),
-                retries=urllib3.Retry(
-                    total=min(self.retries, 1) if callers_wait.get() else self.retries,
-                    redirect=3,
-                    status_forcelist=_RETRIED,
-                    allowed_methods=None,  # all: a schema that is registered twice has the same id
-                    backoff_factor=0.1,
-                    backoff_max=10.0,
-                    raise_on_status=False,
-                ),
+                retries=urllib3.Retry(0, redirect=3),
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
             reason: BaseException = getattr(error, "reason", None) or error
@@ -281,15 +287,16 @@ class Registry:
             try:
                 return msgspec.json.decode(response.data, type=answer)
             except msgspec.DecodeError as error:
-                raise RegistryError(
-                    f"registry {self.url}: {path} is not the answer of a schema registry ({error})"
+                raise RegistryUnavailable(
+                    f"registry {self.url}: {path} is not the answer of a schema registry ({error}); "
+                    f"{_IS_URL_RIGHT}"
                 ) from error
         raise self._refused(path, response.status, response.data)
 
     def _refused(self, path: str, status: int, body: bytes) -> RegistryError:
         try:
             refusal = msgspec.json.decode(body, type=_ErrorAnswer)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             refusal = _ErrorAnswer()
         message = refusal.message or body[:200].decode("utf-8", "replace")
         text = f"registry {self.url}: {path} is refused ({status}: {message})"
@@ -297,18 +304,18 @@ class Registry:
             return RegistryError(f"{text}; check the user and the password, or the token")
         if status in _RETRIED:
             return RegistryUnavailable(text)
+        if status == 404 and refusal.error_code and "/guids/" in path:  # older registries have none
+            return UnknownSchema(text)
         if status == 409:
             return SchemaRefused(
                 f"{text}; make the fields fit the earlier versions, or change the subject's compatibility"
             )
         if status == 422:
             return SchemaRefused(text)
+        if refusal.error_code < _OF_REGISTRY:  # a proxy's, or of a path that no registry has
+            return RegistryUnavailable(f"{text}; {_IS_URL_RIGHT}")
         if refusal.error_code == _SUBJECT_NOT_FOUND:
             text = f"{text}; check the subject's name, or let a producer register its schema first"
-        if status == 404 and refusal.error_code // 100 != 404 and "/guids/" not in path:
-            # A proxy's 404 has no code of the registry: not every value is to fail because of it. Older
-            # registries have no GUIDs.
-            return RegistryError(f"{text}; is the path of the registry's URL right?")
         return UnknownSchema(text) if status == 404 else RegistryError(text)
 
     def _headers(self) -> dict[str, str]:

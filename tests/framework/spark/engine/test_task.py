@@ -25,6 +25,8 @@ from kmr.spark.engine.report import read_failures, read_reports
 from kmr.spark.engine.strategy_source import TaskPlan
 from kmr.spark.engine.task import run_task
 from kmr.testing import batch_of
+from kmr.values.registry.registry import RegistryUnavailable
+from kmr.values.value_format import Decoded, ValueFormat
 from tests.framework.spark.engine.made_tasks import CONTEXT, SCHEMA, parse, task
 
 if TYPE_CHECKING:
@@ -56,6 +58,26 @@ def test_a_task_maps_by_the_map_of_its_topic(tmp_path: Path) -> None:
     (report,) = read_reports(task(other, [b"a"]))
     assert report.error is not None
     assert "does not name topic t" in report.error[1]
+
+
+class Away(ValueFormat):
+    """Reads texts; a registry answers the third question."""
+
+    schema = pa.schema([("value", pa.string())])
+    asked = 0
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        Away.asked += 1
+        if Away.asked < 3:
+            raise RegistryUnavailable("no answer")
+        return Decoded(pa.RecordBatch.from_arrays([values.cast(pa.string())], names=["value"]), {})
+
+
+def test_a_task_waits_for_a_registry_that_does_not_answer(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (report,) = read_reports(task(Strategy(value=Away(), reduce=[StreamWriter(str(out))]), [b"a"]))
+    assert (report.records, report.error, Away.asked) == (1, None, 3)
+    assert out.read_text() == '{"value":"a"}\n'
 
 
 class Hit(msgspec.Struct):

@@ -36,7 +36,7 @@ class SplitSchema(Registry):
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def _ask(self, method: str, path: str, answer: type[Any], body: object = None) -> Any:
+    def _ask_once(self, method: str, path: str, answer: type[Any], body: object) -> Any:
         self.asked.append(path)
         if path not in self.answers:
             raise UnknownSchema(path)

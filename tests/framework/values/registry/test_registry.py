@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextvars
 import json
 import pickle
 import socket
@@ -24,7 +23,6 @@ from kmr.values.registry.registry import (
     RegistryUnavailable,
     SchemaReference,
     UnknownSchema,
-    callers_wait,
 )
 
 if TYPE_CHECKING:
@@ -120,7 +118,7 @@ def test_user_and_password_may_be_in_the_url(scripted: Scripted) -> None:
 
 
 def test_errors_of_the_server_are_retried_and_refusals_are_not(scripted: Scripted) -> None:
-    registry = Registry(scripted.url, retries=1)
+    registry = Registry(scripted.url)
     scripted.answers = [(503, {}), (200, {"schema": '"int"'})]
     assert registry.by_id(1).schema == '"int"'
     scripted.answers = [(500, {"error_code": 50001, "message": "store"})] * 2
@@ -132,22 +130,28 @@ def test_errors_of_the_server_are_retried_and_refusals_are_not(scripted: Scripte
     assert len(scripted.requests) == 5
 
 
-def test_where_callers_wait_one_thread_asks_and_the_others_hear_at_once_that_it_is_away(
+def test_one_thread_asks_whether_a_registry_is_back_and_the_others_hear_at_once_that_it_is_not(
     scripted: Scripted,
 ) -> None:
     registry = Registry(scripted.url, retries=7)
     scripted.answers = [(503, {})] * 2
-    context = contextvars.copy_context()
-    context.run(callers_wait.set, True)  # noqa: FBT003
     with pytest.raises(RegistryUnavailable):
-        context.run(registry.by_id, 1)
+        registry.by_id(1)
     assert len(scripted.requests) == 2
     with registry._local.lock, ThreadPoolExecutor(1) as others:  # another thread asks
-        asked = others.submit(context.run, registry.by_id, 1)
+        asked = others.submit(registry.by_id, 1)
         assert isinstance(asked.exception(60), RegistryUnavailable)
     scripted.answers = [(200, {"schema": '"int"'})]
-    assert context.run(registry.by_id, 1).schema == '"int"'
+    assert registry.by_id(1).schema == '"int"'
     assert registry._local.away is None
+
+
+def test_the_latest_version_is_asked_for_as_often_as_the_user_says(scripted: Scripted) -> None:
+    html, answer = (404, "<html>"), (200, {"schema": '"int"'})
+    scripted.answers = [html, (200, "<html>"), html, answer]
+    with pytest.raises(RegistryUnavailable):
+        Registry(scripted.url, retries=2).by_version("hits")
+    assert Registry(scripted.url, retries=2).by_version("hits").schema == '"int"'
 
 
 def test_an_unknown_id_is_remembered_for_a_while(
@@ -225,16 +229,26 @@ def test_a_schema_whose_reference_is_unknown_fails_its_values_alone_until_the_re
     assert len(scripted.requests) == 4
 
 
-def test_another_server_is_not_taken_for_a_registry_without_the_schema(scripted: Scripted) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (404, "<html>Not Found</html>"),
+        (404, {"detail": "Not Found"}),
+        (404, {"error_code": 404, "message": "HTTP 404 Not Found"}),
+        (405, ""),
+        (200, ["hello"]),
+        (200, "<html>sign in</html>"),
+    ],
+)
+def test_the_answer_of_another_server_is_no_answer_of_the_registry(
+    scripted: Scripted, answer: tuple[int, Any]
+) -> None:
     registry = Registry(scripted.url)
-    scripted.answers = [(404, {"detail": "Not Found"}), (200, ["hello"])]
-    with pytest.raises(
-        RegistryError, match=r"404.*; is the path of the registry's URL right"
-    ) as caught:
+    scripted.answers = [answer] * 2
+    with pytest.raises(RegistryUnavailable, match=r"is the path of the registry's URL right\?$"):
         registry.by_id(1)
-    assert not isinstance(caught.value, UnknownSchema)
-    with pytest.raises(RegistryError, match="not the answer of a schema registry"):
-        registry.by_id(1)
+    scripted.answers = [answer, (200, {"schema": '"int"'})]
+    assert registry.by_id(1).schema == '"int"'
 
 
 def test_no_answer_and_wrong_addresses_are_said_in_one_line() -> None:
