@@ -367,9 +367,12 @@ class _StrategyUnderTest(SystemUnderTest):
         for stage, sink in zip(self._strategy.writers, self.sinks.values(), strict=True):
             declared = await to_thread.run_sync(self._strategy.schema_of, stage)
             await to_thread.run_sync(sink.prepare, declared)
-            if rows := (await sink.count(self.bootstrap_servers)).total():
+        for each in (*self.sinks.values(), self.errors):
+            if each is None:
+                continue
+            if rows := (await each.count(self.bootstrap_servers)).total() or len(each.rows):
                 raise SettingsError(
-                    f"{sink.place} has {rows:,} rows of {', '.join(self._storm.values)}: they "
+                    f"{each.place} has {rows:,} rows of {', '.join(self._storm.values)}: they "
                     "would count too; empty it, or choose another --topic"
                 )
 

@@ -6,12 +6,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from anyio import to_thread
 
 from kmr.chaos.records import generate
 from kmr.chaos.storm import Storm, carry_out, possible_faults
-from kmr.errors import StrategyError
+from kmr.errors import SettingsError, StrategyError
+from kmr.sinks import ParquetWriter
 from tests.framework.chaos import strategies
 from tests.framework.chaos.strategies import LOSING, ORDERS, STREAM, LosingWriter
 
@@ -42,6 +45,19 @@ def test_a_sink_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         StrategyError, match="StreamWriter: kmr chaos cannot read what it has written"
     ):
         carry_out(storm_of(STREAM, "STREAM"), STREAM, tmp_path, print)
+
+
+@pytest.mark.parametrize("old", ["files", "errors"])
+def test_rows_and_letters_of_an_earlier_storm_are_refused(tmp_path: Path, old: str) -> None:
+    writers = {name: ParquetWriter(tmp_path / name) for name in ("files", "errors")}
+    strategy = replace(LOSING, reduce=[writers["files"]], reduce_err=writers["errors"])
+    (tmp_path / old).mkdir()
+    rows = pa.table({"topic": ["t"] * 3, "partition": [0] * 3, "offset": [1, 2, 2]})
+    pq.write_table(rows, tmp_path / old / "before.parquet")
+    with pytest.raises(
+        SettingsError, match=f"{old} has 3 rows of t: they would count too; empty it, or choose"
+    ):
+        carry_out(storm_of(strategy, "LOSING", workers=1), strategy, tmp_path / "storm", print)
 
 
 @pytest.mark.slow
