@@ -10,12 +10,15 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
 from os import PathLike
-from typing import Any, Final, Literal, cast, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, cast, get_args, get_origin
 
 import pyarrow as pa
 
 from .errors import StrategyError, did_you_mean
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _UNKNOWN: Final = re.compile(r"unexpected keyword argument '(\w+)'")
 _MISSING: Final = re.compile(r"missing \d+ required [\w-]+ arguments?: ")
@@ -139,15 +142,44 @@ class Checked(ABCMeta):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        known = _parameters(cls)
-        for name, value in (*zip(_positional(cls), args, strict=False), *kwargs.items()):
-            check_value(f"{cls.__name__}: {name}", value, known.get(name))
-        try:
-            return super().__call__(*args, **kwargs)
-        except TypeError as error:
-            if mistake := explain(cls.__name__, error, kwargs, known):
-                raise StrategyError(mistake) from None
-            raise
+        own = _signature(cls.__init__)[1:]  # type: ignore[misc]  # of this very class
+        return _call(super().__call__, cls.__name__, own, _parameters(cls), args, kwargs)
+
+
+def checked(name: str) -> Callable[[F], F]:
+    """Check the arguments of a function as those of constructors. Messages name the function by `name`."""
+
+    def of(function: F) -> F:
+        own = _signature(function)
+        known = _allowed(own, getattr(function, "__globals__", {}))
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return _call(function, name, own, known, args, kwargs)
+
+        return cast("F", call)
+
+    return of
+
+
+def _call(
+    function: Callable[..., Any],
+    subject: str,
+    own: Sequence[inspect.Parameter],
+    known: Mapping[str, _Allowed | None],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Call a function whose own parameters are given if its arguments are allowed."""
+    positional = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+    for name, value in (*zip(positional, args, strict=False), *kwargs.items()):
+        _check(f"{subject}: {name}", value, known.get(name))
+    try:
+        return function(*args, **kwargs)
+    except TypeError as error:
+        if mistake := explain(subject, error, kwargs, known):
+            raise StrategyError(mistake) from None
+        raise
 
 
 def explain(
@@ -174,12 +206,7 @@ def explain(
     return f"{subject}: {error}" if _CALL.match(str(error).rpartition(".")[2]) else None
 
 
-def check_type(subject: str, value: object, annotation: str) -> None:
-    """Raise StrategyError unless a value has one of the plain types that an annotation names."""
-    check_value(subject, value, _Allowed.of(annotation, {}))
-
-
-def check_value(subject: str, value: object, allowed: _Allowed | None) -> None:
+def _check(subject: str, value: object, allowed: _Allowed | None) -> None:
     """Raise StrategyError unless a value is allowed."""
     if allowed is None or allowed.allows(value):
         return
@@ -193,28 +220,24 @@ def _parameters(cls: type) -> dict[str, _Allowed | None]:
     names = ChainMap(*(getattr(each, "__globals__", {}) for each in constructors))
     found: dict[str, _Allowed | None] = {}
     for parameters in map(_signature, constructors):
-        for each in parameters:
-            if each.name not in found and each.kind in (
-                each.POSITIONAL_OR_KEYWORD,
-                each.KEYWORD_ONLY,
-            ):
-                is_text = isinstance(each.annotation, str)
-                found[each.name] = _Allowed.of(each.annotation, names) if is_text else None
+        found = _allowed(parameters[1:], names) | found
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             break  # nothing else reaches the classes that it extends
     return found
 
 
-def _positional(cls: type) -> list[str]:
-    """Return the names of the arguments that may be given without one."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = _signature(cls.__init__)  # type: ignore[misc]  # of this very class
-    return [each.name for each in parameters if each.kind is kind]
+def _allowed(
+    parameters: Iterable[inspect.Parameter], names: Mapping[str, Any]
+) -> dict[str, _Allowed | None]:
+    return {
+        each.name: _Allowed.of(each.annotation, names) if isinstance(each.annotation, str) else None
+        for each in parameters
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    }
 
 
 def _signature(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a method, without `self`."""
     try:
-        return list(inspect.signature(function).parameters.values())[1:]
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return []

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from .arguments import check_type
+from .arguments import checked
 from .config.layers import by_dotted_name
 from .errors import StrategyError
 from .kafka.connection import connection_config
@@ -100,6 +100,7 @@ def newest(batches: Sequence[Batch], count: int) -> list[Batch]:
     return [Batch.of(records) for records in chosen if len(records)]
 
 
+@checked("kmr.read")
 def read(
     topic: str,
     *,
@@ -134,9 +135,6 @@ def read(
         SettingsError: a setting is unknown or not allowed.
         ConsumerError: no broker answers, or there is no such topic.
     """
-    for name, given, kinds in (("topic", topic, "str"), ("last", last, "int | None")):
-        check_type(f"kmr.read: {name}", given, kinds)
-    check_type("kmr.read: since", since, "int | None")
     if last is not None and last < 1:
         raise StrategyError(f"kmr.read: last must be at least 1, not {last}")
     for name, form in (("value", value), ("key", key)):

@@ -264,6 +264,10 @@ def run_strategy(
     Raises:
         KmrError: what would end a worker, such as a `StrategyError` of the map.
     """
+    from .strategy import Strategy
+
+    if not isinstance(strategy, Strategy):
+        raise StrategyError(f"run_strategy: strategy must be a Strategy, not {strategy!r}")
     if isinstance(records, Mapping | str | bytes):
         raise StrategyError(
             f"run_strategy: records is one value; pass a list: [{excerpt(records)}]"

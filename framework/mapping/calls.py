@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ..arguments import Checked, check_type
+from ..arguments import Checked
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
@@ -94,9 +94,6 @@ class CallOptions:
     rate_limit: float | None = None
 
     def __post_init__(self) -> None:
-        check_type("map_record: concurrency", self.concurrency, "int")
-        for name in ("timeout", "rate_limit"):
-            check_type(f"map_record: {name}", getattr(self, name), "float | None")
         if self.concurrency < 1:
             raise StrategyError(f"concurrency must be at least 1, not {self.concurrency!r}")
         if self.retry is not None and not isinstance(self.retry, Retries):

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import numpy as np
 import pyarrow as pa
 
+from ..arguments import checked
 from ..columns.kinds import has_values
+from ..config.schema import Duration, parse_duration
 from ..errors import StrategyError, as_exception
 from ..frames import check_kind, frame_maker
 from ..lookups.table import NoRow
@@ -116,16 +118,17 @@ def map_record(
     schema: pa.Schema | None = None,
     concurrency: int = 1,
     retry: Retries | None = None,
-    timeout: float | None = None,
+    timeout: Duration | None = None,
     rate_limit: float | None = None,
 ) -> Callable[[F], F]: ...
+@checked("map_record")
 def map_record(
     function: F | None = None,
     *,
     schema: pa.Schema | None = None,
     concurrency: int = 1,
     retry: Retries | None = None,
-    timeout: float | None = None,
+    timeout: Duration | None = None,
     rate_limit: float | None = None,
 ) -> F | Callable[[F], F]:
     """Give options to a per-record map. A plain function is called with one record at a time, too.
@@ -163,20 +166,20 @@ def map_record(
         concurrency: how many records of a partition are mapped at a time: in tasks if the function is
             `async def`, else in threads. Rows keep the order of their records.
         retry: which calls are repeated before the record counts as failed.
-        timeout: seconds for one call, which then fails with TimeoutError. Only for `async def`: a thread
-            cannot be stopped, so give a plain function's client its own timeout.
+        timeout: for one call, which then fails with TimeoutError: seconds, or "5s". Only for `async def`: a
+            thread cannot be stopped, so give a plain function's client its own timeout.
         rate_limit: the most calls in a second, repetitions included. It holds for each process: for a
             worker, but with `executor = "process"` and on Spark for each of their processes.
 
     Raises:
         StrategyError: an option is not allowed.
     """
-    options = CallOptions(concurrency, retry, timeout, rate_limit)
+    seconds = None if timeout is None else parse_duration(timeout, "map_record: timeout")
+    options = CallOptions(concurrency, retry, seconds, rate_limit)
     calls = None if options == CallOptions() else options
 
     def mark(function: F) -> F:
-        setattr(function, MARK, _per_record(function, schema, calls))
-        return function
+        return _marked(function, _per_record(_require_function(function), schema, calls))
 
     return mark if function is None else mark(function)
 
@@ -185,6 +188,7 @@ def map_record(
 def map_batch(function: F) -> F: ...
 @overload
 def map_batch(*, input: Frame | None = None, across: bool = False) -> Callable[[F], F]: ...
+@checked("map_batch")
 def map_batch(
     function: F | None = None,
     *,
@@ -228,10 +232,9 @@ def map_batch(
     """
 
     def mark(function: F) -> F:
-        frame = input or frame_of(function) or "pyarrow"
+        frame = input or frame_of(_require_function(function)) or "pyarrow"
         check_kind(frame)
-        setattr(function, MARK, MapSpec("batch", _is_async(function), frame=frame, across=across))
-        return function
+        return _marked(function, MapSpec("batch", _is_async(function), frame=frame, across=across))
 
     return mark if function is None else mark(function)
 
@@ -263,11 +266,25 @@ def spec_of(function: object) -> MapSpec:
             return spec
         # Its class of rows may be defined after it.
         return _per_record(function, calls=spec.calls)
-    if not callable(function) or isinstance(function, type):
+    return _per_record(_require_function(function))
+
+
+def _require_function(function: T) -> T:
+    if callable(function) and not isinstance(function, type):
+        return function
+    raise StrategyError(
+        f"map={function!r} is not a function; pass one that takes a record and returns a row, or None"
+    )
+
+
+def _marked(function: F, spec: MapSpec) -> F:
+    try:
+        setattr(function, MARK, spec)
+    except AttributeError:
         raise StrategyError(
-            f"map={function!r} is not a function; pass one that takes a record and returns a row, or None"
-        )
-    return _per_record(function)
+            f"{function!r} cannot be decorated; define a function that calls it"
+        ) from None
+    return function
 
 
 @ends_forks

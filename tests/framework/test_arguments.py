@@ -8,9 +8,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kmr import Aggregate, Distinct, ErrorLimit, Json, Retries, Strategy, Window
+from kmr import (
+    Aggregate,
+    Distinct,
+    ErrorLimit,
+    Json,
+    Retries,
+    Strategy,
+    Window,
+    map_batch,
+    map_record,
+    read,
+)
 from kmr.errors import StrategyError
 from kmr.sinks import ClickHouseWriter, KafkaWriter, ParquetWriter, PostgresWriter, StreamWriter
+from kmr.testing import run_strategy
 
 
 @pytest.mark.parametrize(
@@ -150,3 +162,32 @@ def test_a_missing_column_of_order_by_is_a_doubt_unless_it_is_an_expression() ->
     writer = ClickHouseWriter("t", create=True, order_by=["nope", "offset", "lower(path)"])
     [doubt] = writer.doubts(pa.schema({"path": pa.string()}))
     assert doubt.startswith("order_by names nope, which the rows do not have")
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (
+            map_record,
+            {"schema": ErrorLimit},
+            "map_record: schema must be pyarrow.Schema or None, not",
+        ),
+        (map_record, {"concurency": 4}, "no argument concurency; did you mean concurrency"),
+        (map_record, {"timeout": "soon"}, "map_record: timeout: 'soon' is not a number"),
+        (map_record, {"function": 3}, "map=3 is not a function"),
+        (map_record, {"function": len}, "cannot be decorated; define a function that calls it"),
+        (map_batch, {"across": "yes"}, "map_batch: across must be bool, not 'yes' (str)"),
+        (read, {"topic": "t", "last": "9"}, "kmr.read: last must be int or None, not '9' (str)"),
+        (
+            run_strategy,
+            {"strategy": Strategy, "records": []},
+            "strategy must be a Strategy, not <class",
+        ),
+    ],
+)
+def test_a_wrong_argument_of_a_function_is_named_too(
+    function: Any, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(StrategyError) as caught:
+        function(**arguments)
+    assert message in str(caught.value)
