@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,39 +112,41 @@ class _TooSlow(Exception):
     """The server has cancelled a statement for the timeout."""
 
 
-class Copying:
-    """Writes rows into one table, in a transaction of the caller.
-
-    Args:
-        pace: how many rows a statement gets.
-        progress: called before each step; none takes longer than the caller's timeout for a statement.
+@dataclass(slots=True)
+class Transaction:
+    """A transaction that writes into a table.
 
     Attributes:
+        pace: how many rows a statement gets.
+        progress: called before each step; none takes longer than the caller's timeout for a statement.
         divides_later: an answer "later" is taken for one about some of the rows, where others are stored.
+    """
+
+    connection: Connection
+    table: TableName
+    pace: Pace
+    progress: Callable[[], None]
+    divides_later: bool
+
+
+class Copying:
+    """Writes rows in a transaction.
+
+    Attributes:
         stored: how many rows the server has stored: a trigger may leave others out.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        table: TableName,
-        columns: Sequence[PostgresColumn],
-        pace: Pace,
-        progress: Callable[[], None],
-    ) -> None:
-        names = ", ".join(quote(column.name) for column in columns)
-        self._connection = connection
-        self._table = table
-        self._pace = pace
-        self._progress = progress
+    def __init__(self, transaction: Transaction, columns: Sequence[PostgresColumn]) -> None:
+        self._transaction = transaction
+        self._connection, self._pace = transaction.connection, transaction.pace
         self._columns = columns
+        self._names = ", ".join(quote(column.name) for column in columns)
         casts = [(at, each.type_name) for at, each in enumerate(columns)]
-        self.stored, self.divides_later = 0, False
+        self.stored = 0
         self._late = PutOff[Answer]()
         self._casts = msgspec.json.encode(casts).decode()
         self._is_secured = False
-        self._copy_statement = f"COPY {table} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
-        self._insert = f"INSERT INTO {table} ({names}) VALUES "  # noqa: S608  quoted
+        self._insert = f"INSERT INTO {transaction.table} ({self._names}) VALUES "  # noqa: S608  quoted
         self._after = ""
 
     async def write(self, rows: pa.Table) -> dict[int, Answer]:
@@ -163,7 +165,7 @@ class Copying:
         while todo:
             start, stop = todo.pop()
             count = stop - start
-            self._progress()
+            self._transaction.progress()
             if self._pace.rows is not None and count > self._pace.rows:
                 middle = start + self._pace.rows
                 todo += [(middle, stop), (start, middle)]
@@ -219,7 +221,9 @@ class Copying:
 
     async def _has_row_security(self) -> bool:
         """Return whether policies limit our rows: COPY does not work then."""
-        found = await (await self._connection.execute(_SECURITY, (str(self._table),))).fetchone()
+        found = await (
+            await self._connection.execute(_SECURITY, (str(self._transaction.table),))
+        ).fetchone()
         return bool(found and found[0])
 
     async def _copied(self, part: pa.Table) -> bool:
@@ -230,7 +234,9 @@ class Copying:
                 stored = await self._copy(text)
         except psycopg.Error as error:
             answer = of_postgres(error)
-            if answer.kind == "later" and not (self.divides_later and answer.may_be_of_rows):
+            if answer.kind == "later" and not (
+                self._transaction.divides_later and answer.may_be_of_rows
+            ):
                 raise
             if answer.kind == "stop":
                 raise ServerAnswer(answer) from error
@@ -240,9 +246,10 @@ class Copying:
 
     async def _copy(self, text: bytes) -> int:
         """Write the rows of a part, which are all written or none; return how many are stored."""
-        return await self._send(self._copy_statement, text)
+        return await self._send(str(self._transaction.table), text)
 
-    async def _send(self, statement: str, text: bytes) -> int:
+    async def _send(self, table: str, text: bytes) -> int:
+        statement = f"COPY {table} ({self._names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
         async with self._connection.cursor() as cursor:
             async with cursor.copy(statement.encode()) as copy:
                 for at in range(0, len(text), _PIECE):
@@ -271,7 +278,7 @@ class Copying:
                 answer = replace(answer, reason=f"{named}: {answer.reason}")
             if state == "42501" and self._is_secured:  # a policy refuses the row
                 answer = Answer("rows", answer.reason)
-            if self.divides_later and answer.may_be_of_rows:
+            if self._transaction.divides_later and answer.may_be_of_rows:
                 self._late.note(answer)
                 answer = Answer("rows", put_off(answer.reason))
             if answer.kind in ("later", "stop"):
@@ -306,67 +313,48 @@ class _StagedCopying(Copying):
 
     def __init__(
         self,
-        connection: Connection,
-        table: TableName,
+        transaction: Transaction,
         columns: Sequence[PostgresColumn],
-        pace: Pace,
-        progress: Callable[[], None],
         apply: str,
         one: str,
         after: str = "",
     ) -> None:
-        super().__init__(connection, table, columns, pace, progress)
+        super().__init__(transaction, columns)
         self._apply = apply
         self._insert, self._after = one, after
-        self._of_copy = ", ".join(quote(column.name) for column in columns)
 
     async def _copy(self, text: bytes) -> int:
         staged = quote(f"kmr_staged_{next(_NUMBERS)}")
-        rows = f"SELECT {self._of_copy} FROM {self._table} WITH NO DATA"  # noqa: S608  quoted
+        rows = f"SELECT {self._names} FROM {self._transaction.table} WITH NO DATA"  # noqa: S608  quoted
         make = f"CREATE TEMP TABLE {staged} ON COMMIT DROP AS {rows}"
         await self._connection.execute(make.encode())
-        await self._send(
-            f"COPY {staged} ({self._of_copy}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')", text
-        )
+        await self._send(staged, text)
         applied = await self._connection.execute(self._apply.format(staged=staged).encode())
         await self._connection.execute(f"DROP TABLE {staged}".encode())
         return applied.rowcount
 
 
 def upserting(
-    connection: Connection,
-    table: TableName,
-    columns: Sequence[PostgresColumn],
-    key: Sequence[str],
-    pace: Pace,
-    progress: Callable[[], None],
+    transaction: Transaction, columns: Sequence[PostgresColumn], key: Sequence[str]
 ) -> Copying:
     """Return what inserts rows, or updates those with their keys."""
-    names = [quote(column.name) for column in columns]
+    names = ", ".join(quote(column.name) for column in columns)
     keys = ", ".join(map(quote, key))
     others = [quote(column.name) for column in columns if column.name not in key]
     updates = ", ".join(f"{name} = excluded.{name}" for name in others)
     conflict = f" ON CONFLICT ({keys}) DO {f'UPDATE SET {updates}' if others else 'NOTHING'}"
-    into = f"INSERT INTO {table} ({', '.join(names)})"
-    rows = _braces(", ".join(names))
-    apply = f"{_braces(into)} SELECT {rows} FROM {{staged}}{_braces(conflict)}"  # noqa: S608  quoted
-    one = f"{into} VALUES "
-    return _StagedCopying(connection, table, columns, pace, progress, apply, one, conflict)
+    into = f"INSERT INTO {transaction.table} ({names})"
+    apply = f"{_braces(into)} SELECT {_braces(names)} FROM {{staged}}{_braces(conflict)}"  # noqa: S608  quoted
+    return _StagedCopying(transaction, columns, apply, f"{into} VALUES ", conflict)
 
 
-def deleting(
-    connection: Connection,
-    table: TableName,
-    columns: Sequence[PostgresColumn],
-    pace: Pace,
-    progress: Callable[[], None],
-) -> Copying:
+def deleting(transaction: Transaction, columns: Sequence[PostgresColumn]) -> Copying:
     """Return what deletes the rows with some keys; `columns` are those of the key."""
-    names = [quote(column.name) for column in columns]
+    table, names = transaction.table, [quote(column.name) for column in columns]
     same = " AND ".join(f"t.{name} = s.{name}" for name in names)
     apply = f"DELETE FROM {_braces(str(table))} t USING {{staged}} s WHERE {_braces(same)}"  # noqa: S608  quoted
     one = f"DELETE FROM {table} WHERE ({', '.join(names)}) = "  # noqa: S608  quoted
-    return _StagedCopying(connection, table, columns, pace, progress, apply, one)
+    return _StagedCopying(transaction, columns, apply, one)
 
 
 async def delete_ended(

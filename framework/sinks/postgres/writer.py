@@ -22,7 +22,7 @@ from ..choosing import ExtraColumns, choose
 from ..planning import divided, together
 from ..ranges import RangeWriter
 from .connection import Pool
-from .copying import Copying, ServerAnswer, delete_ended, deleting, upserting
+from .copying import Copying, ServerAnswer, Transaction, delete_ended, deleting, upserting
 from .pace import Pace
 from .preparing import WriterTables
 from .ranges import RangeEntry, Ranges, TableMoved
@@ -385,16 +385,14 @@ class PostgresWriter(RangeWriter):
         """
         table = await run_in_thread(rows.table_with, self._table.coordinates(self.columns))
         general: set[str] = set()
+        transaction = Transaction(connection, self._name, self._pace, progress, rows.divides_later)
         if self._changes is None:
-            refused = await self._send(
-                table,
-                general,
-                lambda columns: Copying(connection, self._name, columns, self._pace, progress),
-                self.columns,
-                divides_later=rows.divides_later,
-            )
+            copying = partial(Copying, transaction)
+            refused = await self._send(table, general, copying, self.columns)
+        elif rows.write.announcement is None:
+            raise StrategyError(_IN_ORDER)
         else:
-            refused = await self._apply(self._changes, connection, rows, table, general, progress)
+            refused = await self._apply(self._changes, transaction, table, general)
         if await self._was_altered(connection):
             raise _Altered
         self.set_up.judge(self, len(rows), refused, general)
@@ -402,41 +400,19 @@ class PostgresWriter(RangeWriter):
         return refused
 
     async def _apply(
-        self,
-        changes: Changes,
-        connection: Connection,
-        rows: RangeRows,
-        table: pa.Table,
-        general: set[str],
-        progress: Callable[[], None],
+        self, changes: Changes, transaction: Transaction, table: pa.Table, general: set[str]
     ) -> dict[int, str]:
         """Apply changes to the table; return those that are refused."""
-        if rows.write.announcement is None:
-            raise StrategyError(_IN_ORDER)
-        key = changes.key
+        connection, key = transaction.connection, changes.key
         known = [column.name for column in self._table.columns]
         applied = await run_in_thread(changes.apply, table, known)
         if applied.truncated is not None:
             await connection.execute(f"DELETE FROM {self._name}".encode())  # noqa: S608  quoted
         deletes = applied.table.filter(pa.array(applied.deleted)).select(list(key))
-        gone = await self._send(
-            deletes,
-            general,
-            lambda columns: deleting(connection, self._name, columns, self._pace, progress),
-            key,
-            divides_later=rows.divides_later,
-        )
-        failed = await self._send(
-            applied.upserts,
-            general,
-            lambda columns: upserting(connection, self._name, columns, key, self._pace, progress),
-            self.columns,
-            divides_later=rows.divides_later,
-        )
-        refused = {
-            **applied.among(gone, deleted=True),
-            **applied.among(failed, deleted=False),
-        }
+        gone = await self._send(deletes, general, partial(deleting, transaction), key)
+        upsert = partial(upserting, transaction, key=key)
+        failed = await self._send(applied.upserts, general, upsert, self.columns)
+        refused = {**applied.among(gone, deleted=True), **applied.among(failed, deleted=False)}
         if applied.deletes_after_upserts:
             await self._delete_ended(connection, key, applied, list(refused))
         return {**applied.refused, **refused}
@@ -460,8 +436,6 @@ class PostgresWriter(RangeWriter):
         general: set[str],
         copying: Callable[[Sequence[PostgresColumn]], Copying],
         only: Sequence[str] | None,
-        *,
-        divides_later: bool,
     ) -> dict[int, str]:
         """Write the rows that fit; return the others, with the reasons; `general` gets those of all rows."""
         if not table.num_rows:
@@ -469,7 +443,6 @@ class PostgresWriter(RangeWriter):
         fitted, columns = await run_in_thread(self._fit, table, only)
         kept = fitted.kept()
         copied = copying(columns)
-        copied.divides_later = divides_later
         answers = await copied.write(kept)
         # Changes may store nothing: a delete of a key that is not there, or a key alone.
         if self._changes is None:
