@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
@@ -30,21 +31,14 @@ OFFSETS_PARTITION: TopicPartition = (OFFSETS_TOPIC, 0)
 logger = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False)
 class MarkerWriter:
     """Appends markers to partitions and to the log of committed offsets."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        group_commit: GroupCommit,
-        offsets: OffsetStore,
-        *,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._topics = topics
-        self._group_commit = group_commit
-        self._offsets = offsets
-        self._now_ms = now_ms
+    topics: Topics
+    group_commit: GroupCommit
+    offsets: OffsetStore
+    now_ms: Callable[[], int]
 
     async def write(self, transaction: TransactionalId, *, again: bool) -> None:
         """Write the markers of a prepared transaction, as durably as `fsync` requires.
@@ -62,7 +56,7 @@ class MarkerWriter:
         producer = transaction.producer
         below = producer.epoch if transaction.raised_epoch else None
         partitions = [
-            self._topics.partition(*each) for each in transaction.partitions - {OFFSETS_PARTITION}
+            self.topics.partition(*each) for each in transaction.partitions - {OFFSETS_PARTITION}
         ]
         targets = [
             each
@@ -76,7 +70,7 @@ class MarkerWriter:
         failed = await self._append(targets, marker, producer)
         later = [] if below is None else [each.epoch >= below for each in self._pending(producer)]
         if OFFSETS_PARTITION in transaction.partitions and not (again and any(later)):
-            await self._offsets.end_transaction(producer, marker)
+            await self.offsets.end_transaction(producer, marker)
         if failed:
             more = f", and {len(failed) - 1} more" if failed[1:] else ""
             raise LogFailed(f"a marker could not be written to {failed[0]}{more}")
@@ -93,7 +87,7 @@ class MarkerWriter:
         Returns: how many were committed and aborted, counted per partition.
         """
         ended: Counter[bool] = Counter()
-        for partition in self._topics.partitions:
+        for partition in self.topics.partitions:
             for producer in partition.log.producers.open_transactions:
                 committed = decide(producer, (partition.topic, partition.index))
                 if committed is not None:
@@ -101,12 +95,12 @@ class MarkerWriter:
                     for failure in await self._append([partition], marker, producer):
                         logger.error("cannot end an open transaction", error=failure)
                     ended[committed] += 1
-        for producer in self._offsets.pending_producers:
+        for producer in self.offsets.pending_producers:
             committed = decide(producer, OFFSETS_PARTITION)
             if committed is not None:
                 marker = Marker(committed, LEADER_EPOCH)
                 try:
-                    await self._offsets.end_transaction(producer, marker)
+                    await self.offsets.end_transaction(producer, marker)
                 except LogError as error:
                     logger.error("cannot end an open transaction", error=str(error))
                 ended[committed] += 1
@@ -114,7 +108,7 @@ class MarkerWriter:
 
     def _pending(self, producer: ProducerIdentity) -> list[ProducerIdentity]:
         """Return the identities with this producer id that have pending offsets."""
-        pending = self._offsets.pending_producers
+        pending = self.offsets.pending_producers
         return [each for each in pending if each.producer_id == producer.producer_id]
 
     async def _append(
@@ -124,7 +118,7 @@ class MarkerWriter:
         failed: dict[Partition, LogError] = {}
         flushes: dict[Flush, list[Partition]] = {}
         async for partition in in_turns(partitions):
-            now_ms = self._now_ms()
+            now_ms = self.now_ms()
             batch = build_marker(marker, producer, timestamp_ms=now_ms)
             try:
                 partition.log.append(batch, [parse_header(batch)], now_ms=now_ms)
@@ -133,7 +127,7 @@ class MarkerWriter:
             except LogError as error:
                 failed[partition] = error
                 continue
-            flushes.setdefault(self._group_commit.add(partition, len(batch)), []).append(partition)
+            flushes.setdefault(self.group_commit.add(partition, len(batch)), []).append(partition)
         for flush, written in flushes.items():
             await flush.wait()
             for partition in written:

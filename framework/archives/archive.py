@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -172,6 +172,7 @@ class Archive:
             yield batch
 
 
+@dataclass(eq=False)
 class PartitionReader:
     """Reads one partition, from low to high offsets; one call at a time.
 
@@ -180,21 +181,13 @@ class PartitionReader:
         advice: what to do about offsets that are lacking; None: they may be.
     """
 
-    def __init__(
-        self,
-        files: ArchiveFiles,
-        at: TopicPartition,
-        groups: Sequence[RowGroup],
-        where: str,
-        advice: str | None,
-    ) -> None:
-        self._files = files
-        self._at = at
-        self._groups = groups
-        self._where = where
-        self._advice = advice
-        self._decoded: dict[RowGroup, pa.RecordBatch] = {}
-        self._lock = Lock()
+    files: ArchiveFiles
+    at: TopicPartition
+    groups: Sequence[RowGroup]
+    where: str
+    advice: str | None
+    _decoded: dict[RowGroup, pa.RecordBatch] = field(default_factory=dict, init=False)
+    _lock: Lock = field(default_factory=Lock, init=False)
 
     def read(self, first: int, until: int) -> Batch:
         """Return a batch from `first` on, that ends before `until`: at most 65,536 offsets and 16 MiB.
@@ -210,7 +203,7 @@ class PartitionReader:
             stop = min(first + _OFFSETS, until)
             parts = [
                 _between(self._records(group), first, stop)
-                for group in self._groups
+                for group in self.groups
                 if group.first < stop and group.last >= first
             ]
             self._decoded = {g: r for g, r in self._decoded.items() if g.last >= stop}
@@ -219,10 +212,10 @@ class PartitionReader:
             kept = max(1, len(records) * _BYTES // records.nbytes)
             stop = int(offsets_of(records)[kept - 1]) + 1 if kept < len(records) else stop
             records = records.slice(0, kept)
-        if self._advice is not None:
+        if self.advice is not None:
             self._require_all(offsets_of(records), first, stop)
         return Batch(
-            *self._at,
+            *self.at,
             first,
             stop - 1,
             nbytes=max(1, records.nbytes),
@@ -232,7 +225,7 @@ class PartitionReader:
 
     def _records(self, group: RowGroup) -> pa.RecordBatch:
         if group not in self._decoded:
-            self._decoded[group] = self._files.read(group)
+            self._decoded[group] = self.files.read(group)
         return self._decoded[group]
 
     def _require_all(self, offsets: np.ndarray, first: int, stop: int) -> None:
@@ -241,8 +234,8 @@ class PartitionReader:
         lacking = np.setdiff1d(np.arange(first, stop), offsets)
         end = int(lacking[np.argmax(np.diff(lacking, append=-1) != 1)])
         raise OffsetOutOfRange(
-            f"{self._at}: {self._where} lacks the offsets {int(lacking[0])} to {end}. {self._advice}",
-            self._at,
+            f"{self.at}: {self.where} lacks the offsets {int(lacking[0])} to {end}. {self.advice}",
+            self.at,
         )
 
 

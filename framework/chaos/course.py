@@ -8,6 +8,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -80,6 +81,7 @@ class RecordSource(ABC):
                     await producer.stop()
 
 
+@dataclass(eq=False)
 class ScheduleRun:
     """Carries out a schedule.
 
@@ -94,27 +96,15 @@ class ScheduleRun:
         struck: how many faults did.
     """
 
-    def __init__(
-        self,
-        site: SystemUnderTest,
-        load: RecordSource,
-        faults: Callable[[str], StormFault[Any]],
-        recorder: Recorder,
-        say: Callable[[str], None],
-        *,
-        between: int,
-        patience: float,
-        lasts: float = math.inf,
-    ) -> None:
-        self.struck = 0
-        self._site = site
-        self._load = load
-        self._faults = faults
-        self._recorder = recorder
-        self._say = say
-        self._between = between
-        self._patience = patience
-        self._lasts = lasts
+    site: SystemUnderTest
+    load: RecordSource
+    faults: Callable[[str], StormFault[Any]]
+    recorder: Recorder
+    say: Callable[[str], None]
+    between: int
+    patience: float
+    lasts: float = math.inf
+    struck: int = field(default=0, init=False)
 
     async def run(self, finished: anyio.Event, schedule: Iterable[Strike]) -> None:
         """Let all faults of the schedule strike, and return when everything is settled.
@@ -126,42 +116,42 @@ class ScheduleRun:
             TimeoutError: it names what did not come about.
             ServiceFailed: a process did not come up again.
         """
-        phase, load = self._recorder.event("phase", "load"), self._load
-        await self._in_time("the first records", load.until_more(self._between))
-        await self._in_time("the first commits", self._site.until_settled())
-        until = anyio.current_time() + self._lasts
+        phase, load = self.recorder.event("phase", "load"), self.load
+        await self._in_time("the first records", load.until_more(self.between))
+        await self._in_time("the first commits", self.site.until_settled())
+        until = anyio.current_time() + self.lasts
         for strike in schedule:
             await self._strike(strike)
             if anyio.current_time() > until:
                 break
-            await self._in_time("records after a fault", load.until_more(self._between))
+            await self._in_time("records after a fault", load.until_more(self.between))
         load.stop()
         await self._in_time("the end of the load", finished.wait())
         phase["until"] = time.time_ns()
-        self._say(f"{load.count:,} records are acknowledged")
-        await self._in_time("the last commits", self._site.until_settled())
+        self.say(f"{load.count:,} records are acknowledged")
+        await self._in_time("the last commits", self.site.until_settled())
 
     async def _strike(self, strike: Strike) -> None:
-        fault = self._faults(strike.fault)
-        event = self._recorder.event("fault", fault.name)
+        fault = self.faults(strike.fault)
+        event = self.recorder.event("fault", fault.name)
         random = Random(strike.seed)  # noqa: S311  no secrets
-        event["detail"] = await self._in_time(fault.name, fault.strike(self._site, random))
+        event["detail"] = await self._in_time(fault.name, fault.strike(self.site, random))
         event["until"] = time.time_ns()
         self.struck += 1
-        recovery = self._recorder.event("recovery", fault.name, event["detail"])
+        recovery = self.recorder.event("recovery", fault.name, event["detail"])
         await self._in_time(f"recovery from {fault.name}", self._recovered())
         recovery["until"] = time.time_ns()
         seconds = (recovery["until"] - recovery["time"]) / 1e9
-        self._say(f"{fault.name}: {event['detail']}; recovered after {seconds:.1f} s")
+        self.say(f"{fault.name}: {event['detail']}; recovered after {seconds:.1f} s")
 
     async def _recovered(self) -> None:
-        await self._site.until_settled()
-        await self._site.until_shared()
+        await self.site.until_settled()
+        await self.site.until_shared()
 
     async def _in_time(self, what: str, action: Any) -> Any:
-        with anyio.move_on_after(self._patience):
+        with anyio.move_on_after(self.patience):
             return await action
-        raise TimeoutError(f"{what}: not within {self._patience:g} s")
+        raise TimeoutError(f"{what}: not within {self.patience:g} s")
 
 
 _BATCH: Final = 20

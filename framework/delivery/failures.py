@@ -213,6 +213,7 @@ def texts(given: Sequence[str | None]) -> pa.Array[Any]:
         return pa.array([None if each is None else storable(each) for each in given], pa.string())
 
 
+@dataclass(eq=False)
 class ErrorPort:
     """Sends failed records to the error stage. Each stage has its own port, and closes it when it ends.
 
@@ -222,36 +223,29 @@ class ErrorPort:
         settle: called with the ranges of records that `on_limit="drop"` drops.
     """
 
-    def __init__(
-        self,
-        stream: MemoryObjectSendStream[Rows] | None,
-        window: LimitWindow,
-        settle: Callable[[Iterable[Range]], None],
-        metrics: Metrics,
-    ) -> None:
-        self._stream = stream
-        self._window = window
-        self._settle = settle
-        self._metrics = metrics
+    stream: MemoryObjectSendStream[Rows] | None
+    window: LimitWindow
+    settle: Callable[[Iterable[Range]], None]
+    metrics: Metrics
 
     @property
     def has_sink(self) -> bool:
         """Whether the strategy has a `reduce_err`."""
-        return self._stream is not None
+        return self.stream is not None
 
     def clone(self) -> ErrorPort:
         """Return a port for another stage."""
-        stream = self._stream.clone() if self._stream is not None else None
-        return ErrorPort(stream, self._window, self._settle, self._metrics)
+        stream = self.stream.clone() if self.stream is not None else None
+        return ErrorPort(stream, self.window, self.settle, self.metrics)
 
     def count_mapped(self, records: int) -> None:
         """Count records that were mapped and not filtered, of which some may have failed."""
-        self._window.count_mapped(records)
+        self.window.count_mapped(records)
 
     def close(self) -> None:
         """Close the port; the error stage ends when all ports are closed."""
-        if self._stream is not None:
-            self._stream.close()
+        if self.stream is not None:
+            self.stream.close()
 
     async def send(self, rows: Rows, stage: str, *, is_limited: bool = True) -> None:
         """Send failed records; wait while the error stage is busy, or while the limit pauses.
@@ -264,16 +258,16 @@ class ErrorPort:
         """
         reason = rows.table.column("reason")[0].as_py()
         at = ":".join(str(rows.table.column(name)[0].as_py()) for name in OFFSET_COLUMNS)
-        self._metrics.count_failed(stage, len(rows), reason, at)
-        stream = self._stream
+        self.metrics.count_failed(stage, len(rows), reason, at)
+        stream = self.stream
         place = rows.ranges[0] if rows.ranges else at
         if stream is None:
             raise RecordFailed.without_sink(place, stage, reason)
         first = f"{place} in {stage}: {reason}"
-        limit = self._window.limit if is_limited else None
+        limit = self.window.limit if is_limited else None
         rest: Rows | None = rows
         while rest is not None:
-            room = self._window.room()
+            room = self.window.room()
             if limit is None or room >= len(rest):
                 part, rest = rest, None
             elif limit.on_limit == "stop":
@@ -288,15 +282,15 @@ class ErrorPort:
                 return
             else:
                 _log.warning("too many failed records: paused", stage=stage, failed=first)
-                await self._window.wait()
+                await self.window.wait()
                 continue
             if is_limited:
-                self._window.count(len(part))
-            self._metrics.dead_letters.labels("sent").inc(len(part))
+                self.window.count(len(part))
+            self.metrics.dead_letters.labels("sent").inc(len(part))
             await stream.send(part)
 
     def _drop(self, rows: Rows) -> None:
         _log.warning("failed records dropped: over the limit", ranges=[str(r) for r in rows.ranges])
-        self._metrics.dead_letters.labels("dropped").inc(len(rows))
+        self.metrics.dead_letters.labels("dropped").inc(len(rows))
         tell_accepted([rows])
-        self._settle(rows.ranges)
+        self.settle(rows.ranges)

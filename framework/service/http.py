@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
@@ -29,6 +30,7 @@ def verdict(problem: str, warnings: str = "") -> Response:
     return PlainTextResponse(f"{text}\n", status_code=503 if problem else 200, headers=FRESH)
 
 
+@dataclass(eq=False)
 class HttpServer:
     """Serves an application from a task of the process's own event loop: when that stalls, so does it.
 
@@ -42,32 +44,25 @@ class HttpServer:
         beside: runs while the server does, and is cancelled on leaving.
     """
 
-    def __init__(
-        self,
-        app: Starlette,
-        listen: Callable[[], socket.socket],
-        tls: ssl.SSLContext | None = None,
-        beside: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self._app = app
-        self._tls = tls
-        self._listen = listen
-        self._beside = beside
-        self._address: tuple[str, int] = ("", 0)
-        self._stack = AsyncExitStack()
+    app: Starlette
+    listen: Callable[[], socket.socket]
+    tls: ssl.SSLContext | None = None
+    beside: Callable[[], Awaitable[None]] | None = None
+    _address: tuple[str, int] = field(default=("", 0), init=False)
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
 
     @property
     def url(self) -> str:
         """The address: `http://127.0.0.1:8080`; with TLS `https`."""
         host, port = self._address
-        scheme = "http" if self._tls is None else "https"
+        scheme = "http" if self.tls is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def __aenter__(self) -> Self:
-        listener = self._listen()
+        listener = self.listen()
         self._address = listener.getsockname()[:2]
         config = uvicorn.Config(
-            self._app,
+            self.app,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -75,7 +70,7 @@ class HttpServer:
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         config.load()
-        config.ssl = self._tls  # uvicorn's settings take names of files
+        config.ssl = self.tls  # uvicorn's settings take names of files
         server = _Server(config)
         async with AsyncExitStack() as stack:
             stack.callback(listener.close)
@@ -83,10 +78,10 @@ class HttpServer:
             stack.callback(server.stop)
             group.start_soon(server.run_until_stopped, listener)
             await server.listening.wait()
-            if self._beside is not None:
+            if self.beside is not None:
                 scope = anyio.CancelScope()
                 stack.callback(scope.cancel)
-                group.start_soon(_run_in, scope, self._beside)
+                group.start_soon(_run_in, scope, self.beside)
             self._stack = stack.pop_all()
         return self
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -34,6 +35,7 @@ class ExitCode:
     HUNG_UP = 128 + signal.SIGHUP  # drained, to be started again
 
 
+@dataclass(eq=False)
 class ProcessEnd:
     """Ends this process in time, even if other threads hang.
 
@@ -52,21 +54,13 @@ class ProcessEnd:
         code: the exit code of a shutdown that succeeds.
     """
 
-    def __init__(
-        self,
-        deadline: Deadline,
-        request: Callable[[str], None],
-        undone: Callable[[], str],
-        *,
-        once: bool = False,
-    ) -> None:
-        self._deadline = deadline
-        self._request = request
-        self._undone = undone
-        self._once = once
-        self.code: int = ExitCode.CLEAN
-        # A signal handler may interrupt anything: `SimpleQueue.put` is the one thing it may do.
-        self._events: SimpleQueue[signal.Signals | None] = SimpleQueue()
+    deadline: Deadline
+    request: Callable[[str], None]
+    undone: Callable[[], str]
+    once: bool = False
+    code: int = field(default=ExitCode.CLEAN, init=False)
+    # A signal handler may interrupt anything: `SimpleQueue.put` is the one thing it may do.
+    _events: SimpleQueue[signal.Signals | None] = field(default_factory=SimpleQueue, init=False)
 
     def arm(self, *, hangup: bool = True) -> None:
         """Take over the signals for the rest of the process. Call it in the main thread.
@@ -74,13 +68,13 @@ class ProcessEnd:
         Args:
             hangup: False: the caller has taken over SIGHUP.
         """
-        self._deadline.on_begin = self._begun
+        self.deadline.on_begin = self._begun
         numbers = [signal.SIGTERM, signal.SIGINT]
-        if self._once:
+        if self.once:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         elif hangup and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             numbers.append(signal.SIGHUP)
-        watchdog.watch(self._deadline.seconds, numbers, once=self._once)
+        watchdog.watch(self.deadline.seconds, numbers, once=self.once)
         for number in numbers:
             signal.signal(number, lambda number, _: self._events.put(signal.Signals(number)))
         if signal.SIGHUP in numbers and take_hangup():
@@ -95,11 +89,11 @@ class ProcessEnd:
     def _watch(self) -> None:
         first = math.inf
         while True:
-            left = self._deadline.left
+            left = self.deadline.left
             try:
                 number = self._events.get(timeout=None if left == math.inf else left)
             except Empty:
-                exit_now(ExitCode.DEADLINE_EXCEEDED, self._undone())
+                exit_now(ExitCode.DEADLINE_EXCEEDED, self.undone())
             now = time.monotonic()
             if number is None:
                 pass  # the deadline has begun
@@ -107,9 +101,9 @@ class ProcessEnd:
                 first = now
                 if number == signal.SIGHUP:
                     self.code = ExitCode.HUNG_UP
-                self._deadline.begin()
-                self._request(number.name)
-            elif now - first > watchdog.SAME_SIGNAL and not self._once:
+                self.deadline.begin()
+                self.request(number.name)
+            elif now - first > watchdog.SAME_SIGNAL and not self.once:
                 exit_now(
                     128 + number,
                     f"second signal ({number.name}): ended without a drain; records that are not "

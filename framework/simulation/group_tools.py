@@ -6,6 +6,7 @@ Members of the group may come back late.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -72,6 +73,7 @@ class EmptyGroup:
             self._world.note("test", "group", "the offsets are not moved: the group has members")
 
 
+@dataclass(eq=False)
 class OffsetsTool:
     """Moves the offset of one partition for each event `reset` and `move`.
 
@@ -81,26 +83,18 @@ class OffsetsTool:
         context: of the simulation; it has the time that generations are made of.
     """
 
-    def __init__(
-        self,
-        world: World,
-        group: ModelGroup,
-        models: StrategyModels,
-        empty: EmptyGroup,
-        context: Context,
-    ) -> None:
-        self._world = world
-        self._group = group
-        self._models = models
-        self._empty = empty
-        self._context = context
+    world: World
+    group: ModelGroup
+    models: StrategyModels
+    empty: EmptyGroup
+    context: Context
 
     def run(self, event: Event) -> None:
         """Stop the members, and move the offset when the group has none."""
-        self._empty.then(event, lambda: self._context.run(self._move, event))
+        self.empty.then(event, lambda: self.context.run(self._move, event))
 
     def _move(self, event: Event) -> None:
-        group, by_kmr = self._group, event.what == "reset"
+        group, by_kmr = self.group, event.what == "reset"
         partition = sorted(group.log)[event.number]
         before = group.offsets.committed.get(partition)
         # Tokens without a generation cannot tell rows that are written again: docs/reprocessing.md.
@@ -109,19 +103,19 @@ class OffsetsTool:
         metadata = ""
         if by_kmr:
             metadata = Generation(next_generation([generation_of(partition, before)])).metadata
-            self._models.delete(partition, to)
+            self.models.delete(partition, to)
         group.offsets.committed[partition] = CommitOffset(to, metadata)
         group.undone.discard(partition)
         group.resets[partition] += 1
         who = "kmr" if by_kmr else "another tool"
-        self._world.note("test", "group", f"{who} moves {partition} to {to}")
+        self.world.note("test", "group", f"{who} moves {partition} to {to}")
         group.checks.moved(
             partition, 0 if before is None else before.offset, to, is_again=may_go_back
         )
 
     def _place(self, partition: TopicPartition, count: int) -> int:
         """Return the offset after the first `count` records of the log, or its end."""
-        present, log = self._group.log[partition].offsets, self._group.ranges[partition]
+        present, log = self.group.log[partition].offsets, self.group.ranges[partition]
         index = int(present.searchsorted(log.start)) + count
         return min(int(present[index]), log.end) if index < len(present) else log.end
 

@@ -54,6 +54,7 @@ class _OpenTransaction:
     rows: list[tuple[SimulatedMember, Sequence[Rows]]] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Coordinator:
     """What brokers know of the transactions of one group's members.
 
@@ -63,16 +64,10 @@ class Coordinator:
         on_offsets: called before offsets are stored; it checks them.
     """
 
-    def __init__(
-        self,
-        offsets: Offsets,
-        on_rows: Callable[[SimulatedMember, Sequence[Rows]], object] = lambda _member, _rows: None,
-        on_offsets: Callable[[Mapping[TopicPartition, CommitOffset]], object] = lambda _: None,
-    ) -> None:
-        self._offsets = offsets
-        self._on_rows = on_rows
-        self._on_offsets = on_offsets
-        self._transactions: dict[str, _OpenTransaction] = {}
+    offsets: Offsets
+    on_rows: Callable[[SimulatedMember, Sequence[Rows]], object] = lambda _member, _rows: None
+    on_offsets: Callable[[Mapping[TopicPartition, CommitOffset]], object] = lambda _: None
+    _transactions: dict[str, _OpenTransaction] = field(default_factory=dict, init=False)
 
     def init(self, name: str) -> int:
         """Fence the producer before, abort its transaction, and return the new producer's epoch."""
@@ -96,7 +91,7 @@ class Coordinator:
     ) -> int:
         """Add offsets to the transaction; return its number. Raises CommitFenced as `Offsets.commit`."""
         transaction = self._begun(name, epoch)
-        self._offsets.add(name, member.member_id, member.generation, offsets)
+        self.offsets.add(name, member.member_id, member.generation, offsets)
         return transaction.number
 
     def commit(self, name: str, epoch: int) -> None:
@@ -132,9 +127,9 @@ class Coordinator:
         transaction.is_open, transaction.was_committed = False, commit
         if commit:
             for member, each in rows:
-                self._on_rows(member, each)
-            self._on_offsets(self._offsets.pending.get(name, {}))
-        self._offsets.end(name, commit=commit)
+                self.on_rows(member, each)
+            self.on_offsets(self.offsets.pending.get(name, {}))
+        self.offsets.end(name, commit=commit)
 
 
 class ModelTransactions(Transactions):

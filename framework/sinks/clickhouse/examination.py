@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ _SERVER_SQL: Final = (
 )
 
 
+@dataclass(eq=False)
 class Examination:
     """One examination of a writer's table.
 
@@ -36,21 +38,13 @@ class Examination:
         connection: to the server; the caller closes it.
     """
 
-    def __init__(
-        self,
-        writer: ClickHouseWriter,
-        connection: ClickHouseConnection,
-        database: str,
-        name: str,
-        context: Context,
-    ) -> None:
-        self._writer = writer
-        self._connection = connection
-        self._database = database
-        self._name = name
-        self._context = context
-        self._user = ""
-        self._found: list[Finding] = []
+    writer: ClickHouseWriter
+    connection: ClickHouseConnection
+    database: str
+    name: str
+    context: Context
+    _user: str = field(default="", init=False)
+    _found: list[Finding] = field(default_factory=list, init=False)
 
     async def run(self, declared: pa.Schema | None) -> list[Finding]:
         """Return what was found.
@@ -64,41 +58,39 @@ class Examination:
         """
         await self._server()
         try:
-            table = await read_table(
-                self._connection, self._database, self._name, self._context.group
-            )
+            table = await read_table(self.connection, self.database, self.name, self.context.group)
         except MissingTable:
-            await self._missing(self._writer.create_statement(declared), declared)
+            await self._missing(self.writer.create_statement(declared), declared)
             return self._found
         self._note("ok", f"table {table} exists ({table.engine})")
-        if message := moved(self._name, table):
+        if message := moved(self.name, table):
             self._note("warning", *message.split(". ", 1))
-        self._name = table.name
+        self.name = table.name
         await self._memory()
         await self._turns(table)
         await self._privileges(table, declared)
         if declared is not None:
-            coordinates = filled(declared, table.coordinates(self._writer.columns))
+            coordinates = filled(declared, table.coordinates(self.writer.columns))
             await self._columns(table, pa.schema([*declared, *coordinates]))
         return self._found
 
     def _note(self, level: Level, text: str, remedy: str = "") -> None:
-        self._found.append(Finding(level, self._context.stage, text, remedy))
+        self._found.append(Finding(level, self.context.stage, text, remedy))
 
     async def _server(self) -> None:
         before = time.time()
-        (server,) = await self._connection.rows(_SERVER_SQL, {})
+        (server,) = await self.connection.rows(_SERVER_SQL, {})
         after = time.time()
         self._user = server["user"]
         self._note("ok", f"ClickHouse {server['version']} answers, as user {self._user}")
         theirs = server["now"] / 1000
-        self._found.append(compare_clocks(self._context.stage, theirs, before, after))
+        self._found.append(compare_clocks(self.context.stage, theirs, before, after))
 
     async def _missing(self, statement: str, declared: pa.Schema | None) -> None:
-        name = f"{self._database}.{self._name}"
-        if self._writer.create:
+        name = f"{self.database}.{self.name}"
+        if self.writer.create:
             self._note("ok", f"table {name} will be created: {one_line(statement)}")
-            for doubt in self._writer.doubts(declared):
+            for doubt in self.writer.doubts(declared):
                 self._note("warning", *_halves(doubt.replace(". ", "; ", 1)))
             await self._require("CREATE TABLE", "the worker will not start")
             await self._require("INSERT", "every flush will fail")
@@ -111,12 +103,12 @@ class Examination:
 
     async def _privileges(self, table: ClickHouseTable, declared: pa.Schema | None) -> None:
         await self._require("INSERT", "every flush will fail")
-        if self._writer.capabilities.delivery != "exactly-once":
+        if self.writer.capabilities.delivery != "exactly-once":
             return
         names: set[str] = set() if declared is None else set(declared.names)
-        if advice := advice_to_count(table, self._writer.columns, names):
+        if advice := advice_to_count(table, self.writer.columns, names):
             self._note("warning", *_halves(advice))
-        elif columns_to_count(table, self._writer.columns):
+        elif columns_to_count(table, self.writer.columns):
             await self._require(
                 "SELECT(topic, partition, offset)",
                 "exactly-once counts rows there, and the worker will stop",
@@ -132,23 +124,23 @@ class Examination:
         Args:
             without: what happens then.
         """
-        table = f"{quote_identifier(self._database)}.{quote_identifier(self._name)}"
-        granted = await self._connection.is_granted(privilege, table)
+        table = f"{quote_identifier(self.database)}.{quote_identifier(self.name)}"
+        granted = await self.connection.is_granted(privilege, table)
         if granted is None:
             self._note("ok", f"this version cannot tell whether {self._user} may {privilege}")
         elif not granted:
             self._note(
                 "problem",
-                f"user {self._user} must not {privilege} at {self._database}.{self._name}: {without}",
+                f"user {self._user} must not {privilege} at {self.database}.{self.name}: {without}",
                 f"run GRANT {privilege} ON {table} TO {quote_identifier(self._user)}",
             )
 
     async def _memory(self) -> None:
-        memories = await read_memories(self._connection, self._database, self._name)
-        prepares = self._context.for_sinks.prepare
+        memories = await read_memories(self.connection, self.database, self.name)
+        prepares = self.context.for_sinks.prepare
         advices = [each.advice() for each in memories if not (prepares and each.remedy)]
         if not prepares:
-            self._writer.choose_delivery(memories)
+            self.writer.choose_delivery(memories)
         for memory in memories:
             if prepares and memory.remedy:
                 self._note("ok", f"prepare_table will run {memory.remedy}")
@@ -159,16 +151,16 @@ class Examination:
         if not any(advices):
             self._note(
                 "ok",
-                f"it recognises repeated INSERTs: delivery is {self._writer.capabilities.delivery}",
+                f"it recognises repeated INSERTs: delivery is {self.writer.capabilities.delivery}",
             )
 
     async def _turns(self, table: ClickHouseTable) -> None:
         """Tell from how many partitions on rows wait longer than `max_age` for an INSERT of their own."""
-        writer, can = self._writer, self._writer.capabilities
+        writer, can = self.writer, self.writer.capabilities
         rate, age = can.flushes_per_second, writer.max_age
         if can.delivery != "exactly-once" or rate is None or age is None:
             return
-        if can.joins_rows and await writer.takes_joined(self._connection, table):
+        if can.joins_rows and await writer.takes_joined(self.connection, table):
             return
         self._note(
             "ok",
@@ -179,7 +171,7 @@ class Examination:
         )
 
     async def _columns(self, table: ClickHouseTable, declared: pa.Schema) -> None:
-        writer, names = self._writer, declared.names
+        writer, names = self.writer, declared.names
         new = [name for name in names if name not in {each.name for each in table.columns}]
         if writer.evolve is not None and writer.columns is None and new:
             self._note("ok", f"evolve will add the columns {', '.join(new)}")
