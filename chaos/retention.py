@@ -9,7 +9,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from chaos.site import Site
 from kmr.chaos.faults import StormFault
-from kmr.delivery.announcement import look_back_of
+from kmr.delivery.announcement import read_metadata
 from kmr.kafka.consumer import CommitOffset
 from kmr.record import TopicPartition
 
@@ -68,5 +68,5 @@ async def _edges(admin: AIOKafkaAdminClient, site: Site) -> Offsets:
 
 def _edge(partition: TopicPartition, committed: Any) -> int:
     offset = CommitOffset(committed.offset, committed.metadata)
-    back = look_back_of(partition, offset)
+    back = read_metadata(partition, offset).back
     return offset.offset if back is None else min(back.offset, offset.offset)

@@ -13,10 +13,8 @@ from anyio.lowlevel import checkpoint
 
 from .delivery.announcement import (
     Generation,
-    generation_of,
-    history_of,
     next_generation,
-    read_closed,
+    read_metadata,
 )
 from .errors import CommitFenced, CommitRefused, ConsumerError
 from .kafka.consumer import CommitOffset
@@ -326,13 +324,14 @@ class Committer:
 
         Raises ConsumerError if a newer version of kmr wrote its metadata.
         """
-        generation = generation_of(partition, committed)
+        found = read_metadata(partition, committed)
+        generation = found.generation
         if not generation and self.delivery != "exactly-once":
             generation = next_generation()
         self._generations[partition] = generation
-        self._histories[partition] = history_of(partition, committed)
+        self._histories[partition] = found.history
         entry = self._partitions[partition] = _Committed(
-            committed, committed, closed=read_closed(partition, committed) if windows else None
+            committed, committed, closed=found.closed if windows else None
         )
         if announcement is not None:
             entry.announce(announcement)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from .delivery.announcement import NO_HISTORY, awaits_history, look_back_of, read_announcement
+from .delivery.announcement import NO_HISTORY, awaits_history, read_announcement, read_metadata
 from .errors import ConsumerError, OffsetOutOfRange
 from .kafka.consumer import CommitOffset
 from .observe.logs import joined_partitions
@@ -192,7 +192,8 @@ class EventHandler:
             announcement = self._replayed(partition, announced.get(partition))
             committer.begin(partition, entry, announcement, windows=pipeline.has_windows)
             start = entry.offset if entry is not None else starts.get(partition)
-            pipeline.start_partition(partition, start, announcement, look_back_of(partition, entry))
+            back = read_metadata(partition, entry).back
+            pipeline.start_partition(partition, start, announcement, back)
             self._metrics.begin_topic(partition.topic)  # a pattern's is not known before
             history = committer.history(partition)
             if history is not None and start is not None and start >= history.until:

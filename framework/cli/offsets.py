@@ -17,10 +17,9 @@ from ..config.schema import show_count
 from ..delivery.announcement import (
     Announcement,
     Generation,
-    generation_of,
     next_generation,
     read_announcement,
-    read_closed,
+    read_metadata,
 )
 from ..errors import ConsumerError, SettingsError
 from ..kafka.admin import Admin, GroupListing, connect_admin
@@ -214,10 +213,10 @@ async def _look(settings: GroupSettings) -> tuple[GroupListing, list[PartitionOf
     for at in wanted:
         commit = committed.get(at)
         offset = None if commit is None else commit.offset
-        closed = read_closed(at, commit)
+        found = read_metadata(at, commit)
+        closed = found.closed
         held = 0 if offset is None or closed is None else max(0, closed.read_to + 1 - offset)
         lag = None if offset is None else max(0, ends[at] - max(offset + held, starts[at]))
-        range_ = read_announcement(at, commit)
         rows.append(
             PartitionOffsets(
                 *at,
@@ -226,8 +225,8 @@ async def _look(settings: GroupSettings) -> tuple[GroupListing, list[PartitionOf
                 ends[at],
                 lag,
                 members.get(at),
-                generation_of(at, commit),
-                range_,
+                found.generation,
+                found if isinstance(found, Announcement) else None,
                 held,
             )
         )
@@ -261,7 +260,7 @@ async def _reset(
 def _generations(committed: Mapping[TopicPartition, CommitOffset]) -> Iterator[int]:
     for at, commit in committed.items():
         with suppress(ConsumerError):
-            yield generation_of(at, commit)
+            yield read_metadata(at, commit).generation
 
 
 async def _aim(

@@ -101,6 +101,11 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
         """The text that is committed with the offset `first`."""
         return msgspec.json.encode(self).decode()
 
+    @property
+    def closed(self) -> Closed | None:
+        """Which windows were closed before these rows; failed records up to `last` are settled."""
+        return None
+
 
 class JoinedAnnouncement(Announcement, frozen=True, omit_defaults=True, tag_field="kmr", tag=5):
     """A range that is about to be written with ranges of other partitions, at once and under one token.
@@ -131,8 +136,7 @@ class WindowAnnouncement(Announcement, frozen=True, omit_defaults=True, tag_fiel
     emitted_to: int | None = None
 
     @property
-    def before(self) -> Closed:
-        """Return which windows were closed before these rows; failed records up to `last` are settled."""
+    def closed(self) -> Closed:
         return Closed(self.last, self.closed_from, self.definition, self.level, self.emitted_to)
 
 
@@ -193,59 +197,37 @@ NO_HISTORY: Final = Generation(0, history=BackfillRange(0, 0))
 _METADATA: Final = Announcement | JoinedAnnouncement | WindowAnnouncement | Generation
 
 
+def read_metadata(
+    partition: TopicPartition, committed: CommitOffset | None
+) -> Announcement | Generation:
+    """Read the metadata of a committed offset; `Generation(0)` if it is empty or not ours.
+
+    Raises:
+        ConsumerError: a newer version of kmr wrote it. The functions below raise it, too.
+    """
+    if committed is None or not committed.metadata.startswith(_MARK):
+        return Generation(0)
+    try:
+        return msgspec.json.decode(committed.metadata, type=_METADATA)
+    except msgspec.MsgspecError as error:
+        raise ConsumerError(
+            f"{partition}: cannot read the metadata of the committed offset {committed.offset} ({error}): "
+            f"{committed.metadata!r}. If a newer kmr committed it, run that one until it has drained; "
+            "otherwise reset the group's offsets"
+        ) from error
+
+
 def read_announcement(
     partition: TopicPartition, committed: CommitOffset | None
 ) -> Announcement | None:
-    """Read the announcement in a committed offset; None if there is none.
-
-    Raises:
-        ConsumerError: a newer version of kmr wrote the metadata.
-    """
-    found = _read(partition, committed)
+    """Read the announcement in a committed offset; None if there is none."""
+    found = read_metadata(partition, committed)
     return found if isinstance(found, Announcement) else None
 
 
-def read_closed(partition: TopicPartition, committed: CommitOffset | None) -> Closed | None:
-    """Read which windows are closed; None if no windows are known. Raises ConsumerError."""
-    found = _read(partition, committed)
-    if isinstance(found, WindowAnnouncement):
-        return found.before
-    return found.closed if isinstance(found, Generation) else None
-
-
-def generation_of(partition: TopicPartition, committed: CommitOffset | None) -> int:
-    """Read the generation of a committed offset; 0 if its metadata is empty or not ours.
-
-    Raises:
-        ConsumerError: a newer version of kmr wrote the metadata.
-    """
-    found = _read(partition, committed)
-    return 0 if found is None else found.generation
-
-
-def look_back_of(partition: TopicPartition, committed: CommitOffset | None) -> LookBack | None:
-    """Read from where on a worker reads again to remember; None if the strategy remembers nothing.
-
-    Raises:
-        ConsumerError: a newer version of kmr wrote the metadata.
-    """
-    found = _read(partition, committed)
-    return None if found is None else found.back
-
-
-def history_of(partition: TopicPartition, committed: CommitOffset | None) -> BackfillRange | None:
-    """Read the history in a committed offset; None if there is none.
-
-    Raises:
-        ConsumerError: a newer version of kmr wrote the metadata.
-    """
-    found = _read(partition, committed)
-    return None if found is None else found.history
-
-
 def awaits_history(partition: TopicPartition, committed: CommitOffset | None) -> bool:
-    """Return whether a history must end before a worker may begin there (`awaits`). Raises ConsumerError."""
-    found = _read(partition, committed)
+    """Return whether a history must end before a worker may begin there (`awaits`)."""
+    found = read_metadata(partition, committed)
     return isinstance(found, Generation) and found.awaits
 
 
@@ -253,11 +235,8 @@ def read_up_to(partition: TopicPartition, committed: CommitOffset) -> int:
     """Return the offset up to which a group has read, and written what it could.
 
     It is beyond the committed one where the records of open windows are not settled.
-
-    Raises:
-        ConsumerError: a newer version of kmr wrote the metadata.
     """
-    found = _read(partition, committed)
+    found = read_metadata(partition, committed)
     closed = found.closed if isinstance(found, Generation) else None
     return max(committed.offset, 0 if closed is None else closed.read_to + 1)
 
@@ -268,8 +247,8 @@ def handed_over(partition: TopicPartition, committed: CommitOffset) -> CommitOff
     Raises:
         ConsumerError: rows are announced, so the history is not done.
     """
-    found = _read(partition, committed)
-    if not isinstance(found, Generation):
+    found = read_metadata(partition, committed)
+    if isinstance(found, Announcement):
         raise ConsumerError(f"{partition}: the history has announced rows that are not written")
     return CommitOffset(committed.offset, msgspec.structs.replace(found, history=None).metadata)
 
@@ -282,15 +261,10 @@ def remembering(
     back: LookBack | None,
     closed: Closed | None,
 ) -> CommitOffset:
-    """Return a commit at `first`, the first record of the open windows, with what a worker has to remember.
-
-    Raises:
-        ConsumerError: a newer version of kmr wrote the metadata.
-    """
-    found = _read(partition, committed)
-    generation = found.generation if found is not None else 0
-    history = None if found is None else found.history
-    return CommitOffset(first, Generation(generation, back, history, closed).metadata)
+    """Return a commit at `first`, the first record of open windows, with what a worker has to remember."""
+    found = read_metadata(partition, committed)
+    kept = Generation(found.generation, back, found.history, closed)
+    return CommitOffset(first, kept.metadata)
 
 
 def history_group(group: str) -> str:
@@ -305,21 +279,6 @@ def next_generation(before: Iterable[int] = ()) -> int:
     one.
     """
     return max(now_ms(), 1 + max(before, default=0))
-
-
-def _read(
-    partition: TopicPartition, committed: CommitOffset | None
-) -> Announcement | Generation | None:
-    if committed is None or not committed.metadata.startswith(_MARK):
-        return None
-    try:
-        return msgspec.json.decode(committed.metadata, type=_METADATA)
-    except msgspec.MsgspecError as error:
-        raise ConsumerError(
-            f"{partition}: cannot read the metadata of the committed offset {committed.offset} ({error}): "
-            f"{committed.metadata!r}. If a newer kmr committed it, run that one until it has drained; "
-            "otherwise reset the group's offsets"
-        ) from error
 
 
 def token_of(group: str, ranges: Iterable[Range], generations: Mapping[TopicPartition, int]) -> str:

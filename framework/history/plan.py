@@ -13,11 +13,10 @@ from ..delivery.announcement import (
     BackfillRange,
     Generation,
     awaits_history,
-    generation_of,
     handed_over,
     history_group,
-    history_of,
     next_generation,
+    read_metadata,
     read_up_to,
 )
 from ..errors import ConsumerError, OffsetOutOfRange, SettingsError
@@ -88,11 +87,11 @@ class BackfillPlan:
         found = {
             at: history
             for at, entry in sorted(committed.items())
-            if at.topic in wanted and (history := history_of(at, entry)) is not None
+            if at.topic in wanted and (history := read_metadata(at, entry).history) is not None
         }
         if not found:
             return None
-        return cls(group, max(generation_of(at, committed[at]) for at in found), found)
+        return cls(group, max(read_metadata(at, committed[at]).generation for at in found), found)
 
     @classmethod
     async def choose(
@@ -205,7 +204,7 @@ class BackfillPlan:
             f"{at}: {entry.offset:,} (the cut is {self.histories[at].until:,})"
             for at, entry in ours.items()
             if read_up_to(at, entry) < self.histories[at].until
-            or generation_of(at, entry) < self.generation
+            or read_metadata(at, entry).generation < self.generation
         ]
         wrong += [f"{at}: nothing" for at in self.histories if at not in ours]
         if wrong:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import structlog
 
-from ..delivery.announcement import history_group, history_of, read_up_to
+from ..delivery.announcement import history_group, read_metadata, read_up_to
 from ..errors import ConsumerError
 from ..kafka.admin import NotAllowed, connect_admin
 from ..service.deadline import shield
@@ -71,7 +71,7 @@ class BackfillWatch:
         parts = [
             BackfillPartition(*at, history.offsets, history.done(read_up_to(at, entry)))
             for at, entry in sorted(committed.items())
-            if (history := history_of(at, entry)) is not None and history.offsets
+            if (history := read_metadata(at, entry).history) is not None and history.offsets
         ]
         if not parts:
             return False

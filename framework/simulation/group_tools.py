@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from ..delivery.announcement import BackfillRange, Generation, generation_of, next_generation
+from ..delivery.announcement import BackfillRange, Generation, next_generation, read_metadata
 from ..errors import ConsumerError
 from ..history.cut import commit_as_member
 from ..history.plan import BackfillPlan
@@ -102,7 +102,9 @@ class OffsetsTool:
         to = self._place(partition, event.count) if may_go_back else group.ranges[partition].end
         metadata = ""
         if by_kmr:
-            metadata = Generation(next_generation([generation_of(partition, before)])).metadata
+            metadata = Generation(
+                next_generation([read_metadata(partition, before).generation])
+            ).metadata
             self.models.delete(partition, to)
         group.offsets.committed[partition] = CommitOffset(to, metadata)
         group.undone.discard(partition)

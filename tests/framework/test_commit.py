@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kmr.commit import Committer, TransactionalCommitter
-from kmr.delivery.announcement import Announcement, Closed, Generation, generation_of
+from kmr.delivery.announcement import Announcement, Closed, Generation, read_metadata
 from kmr.delivery.ledger import Ledger, Ledgers
 from kmr.errors import CommitRefused, ConsumerError
 from kmr.kafka.consumer import CommitOffset
@@ -536,7 +536,7 @@ async def test_every_commit_keeps_the_generation_that_a_reset_began(clock: Virtu
     committer.begin(P0, CommitOffset(0, Generation(7).metadata))
     assert committer.generations == {P0: 7}
     assert await committer.announce(P0, Announcement(0, 4, "token", "writer", generation=7))
-    kept = [generation_of(P0, (await consumer.committed([P0]))[P0])]
+    kept = [read_metadata(P0, (await consumer.committed([P0]))[P0]).generation]
     settle(ledgers, 0, 6)
     assert await committer.commit()
     assert await consumer.committed([P0]) == {P0: CommitOffset(7, Generation(7).metadata)}

@@ -13,10 +13,10 @@ from kmr.delivery.announcement import (
     Generation,
     WindowAnnouncement,
     awaits_history,
-    generation_of,
     handed_over,
     next_generation,
     read_announcement,
+    read_metadata,
     read_up_to,
     token_of,
 )
@@ -45,10 +45,10 @@ def test_metadata_of_a_newer_version_is_refused_with_the_partition_and_a_remedy(
 def test_the_generation_is_read_from_an_announcement_and_from_other_metadata() -> None:
     announcement = Announcement(5, 9, "token", "writer", generation=3)
     for metadata in (announcement.metadata, Generation(3).metadata):
-        assert generation_of(P0, CommitOffset(5, metadata)) == 3
+        assert read_metadata(P0, CommitOffset(5, metadata)).generation == 3
     assert read_announcement(P0, CommitOffset(5, Generation(3).metadata)) is None
     with pytest.raises(ConsumerError, match="newer kmr"):
-        generation_of(P0, CommitOffset(5, '{"kmr":3}'))
+        read_metadata(P0, CommitOffset(5, '{"kmr":3}'))
 
 
 def test_metadata_of_earlier_versions_is_generation_0_and_generation_0_is_written_as_they_do() -> (
@@ -59,7 +59,7 @@ def test_metadata_of_earlier_versions_is_generation_0_and_generation_0_is_writte
     announcement = Announcement(5, 9, "g:t:0:5-9", "w", rows=5)
     assert read_announcement(P0, old) == announcement
     assert announcement.metadata == before
-    assert [generation_of(P0, at) for at in (old, CommitOffset(5), None)] == [0, 0, 0]
+    assert [read_metadata(P0, at).generation for at in (old, CommitOffset(5), None)] == [0, 0, 0]
     assert Generation(0).metadata == ""
 
 

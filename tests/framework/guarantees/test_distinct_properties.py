@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kmr.delivery.announcement import Generation, LookBack, generation_of
+from kmr.delivery.announcement import Generation, LookBack, read_metadata
 from kmr.kafka.consumer import CommitOffset
 from kmr.mapping.functions import map_record
 from kmr.memory.distinct import Distinct
@@ -121,7 +121,9 @@ class Log(Group):
     def write_elsewhere(self, partition: TopicPartition) -> None:
         super().write_elsewhere(partition)
         entry = self.committed[partition]
-        metadata = Generation(generation_of(partition, entry), LookBack(0, WITHIN * 1_000_000))
+        metadata = Generation(
+            read_metadata(partition, entry).generation, LookBack(0, WITHIN * 1_000_000)
+        )
         self.committed[partition] = CommitOffset(entry.offset, metadata.metadata)
 
     def _write(self, partition: TopicPartition, token: str, start: int, end: int) -> None:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kmr.delivery.announcement import Generation, generation_of, read_announcement
+from kmr.delivery.announcement import Generation, read_announcement, read_metadata
 from kmr.errors import CommitFenced
 from kmr.kafka.consumer import CommitOffset
 from kmr.mapping.functions import map_record
@@ -202,7 +202,7 @@ class Group:
         if start < end:
             at = self.generations[partition]
             self._write(partition, f"elsewhere:{partition}:{start}-{end}@{at}", start, end)
-        generation = Generation(generation_of(partition, entry))
+        generation = Generation(read_metadata(partition, entry).generation)
         self.committed[partition] = CommitOffset(end, generation.metadata)
 
     def reset(self, partition: TopicPartition) -> None:
@@ -248,7 +248,7 @@ class Member(MemoryConsumer):
         for partition, entry in offsets.items():
             before = group.committed.get(partition)
             assert before is None or entry.offset >= before.offset, "a commit moved back"
-            assert generation_of(partition, entry) == group.generations[partition]
+            assert read_metadata(partition, entry).generation == group.generations[partition]
             for offset in range(entry.offset):
                 assert group.settled(partition.partition, offset), f"{partition}[{offset}] is lost"
         await super().commit(offsets)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from kmr.delivery.announcement import read_closed
+from kmr.delivery.announcement import read_metadata
 
 if TYPE_CHECKING:
     import random
@@ -106,7 +106,7 @@ async def test_windows_and_duplicates_across_the_cut_are_those_of_one_worker_tha
     assert done.code == 0, done.err
     assert "the history is handed over" in done.err
     begin = sorted((await past.committed(past.group)).items())
-    closed = [read_closed(at, entry) for at, entry in begin]
+    closed = [read_metadata(at, entry).closed for at, entry in begin]
     assert begin[0][1].offset < 3053  # windows are open
     assert [each and each.read_to for each in closed] == [3052, 1203, None]
     again = await past.run(*engine)

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from kmr import Aggregate, Distinct, Json, Strategy, map_record, per_name
 from kmr.cli.graph import draw
 from kmr.cli.validate import _lines, outline_of
-from kmr.delivery.announcement import look_back_of
+from kmr.delivery.announcement import read_metadata
 from kmr.errors import KmrError, StrategyError
 from kmr.kafka.consumer import CommitOffset
 from kmr.settings import FetchSettings, Settings
@@ -244,7 +244,7 @@ async def test_duplicates_alone_are_settled_and_committed(clock: VirtualClock) -
         await pass_by(clock, 5 + 1)
         assert settled(worker) == 4
     assert consumer._committed[P0].offset == 4
-    back = look_back_of(P0, consumer._committed[P0])
+    back = read_metadata(P0, consumer._committed[P0]).back
     assert back is not None
     assert (back.offset, back.within) == (0, 10_000_000)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kmr import Aggregate, Distinct, Strategy, Window, map_record
-from kmr.delivery.announcement import Closed, Generation, WindowAnnouncement, read_closed
+from kmr.delivery.announcement import Closed, Generation, WindowAnnouncement, read_metadata
 from kmr.errors import StateTooLarge, StrategyError
 from kmr.kafka.consumer import CommitOffset
 from kmr.record import SCHEMA, Batch, Range, Record, Rows
@@ -331,12 +331,16 @@ def test_a_strategy_refuses_a_window_where_it_cannot_be(
 
 def test_the_metadata_says_what_is_closed_and_an_announcement_what_was_before() -> None:
     closed = Closed(9, 1000, "10s of ts")
-    assert read_closed(P0, CommitOffset(5, Generation(3, closed=closed).metadata)) == closed
+    assert (
+        read_metadata(P0, CommitOffset(5, Generation(3, closed=closed).metadata)).closed == closed
+    )
     announcement = WindowAnnouncement(
         5, 12, "token", "me", closed_from=1000, closed_to=2000, definition="10s of ts"
     )
-    assert read_closed(P0, CommitOffset(5, announcement.metadata)) == Closed(12, 1000, "10s of ts")
-    assert read_closed(P0, CommitOffset(5)) is None
+    assert read_metadata(P0, CommitOffset(5, announcement.metadata)).closed == Closed(
+        12, 1000, "10s of ts"
+    )
+    assert read_metadata(P0, CommitOffset(5)).closed is None
 
 
 def test_rows_of_other_windows_have_other_names_though_their_offsets_are_the_same() -> None:
@@ -425,7 +429,7 @@ async def test_after_a_reset_windows_begin_anew_with_other_tokens(clock: Virtual
     assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
     tokens = [each.token for each in announced]
     assert len(set(tokens)) == len(tokens)
-    assert read_closed(P0, consumer._committed[P0]) is not None
+    assert read_metadata(P0, consumer._committed[P0]).closed is not None
 
 
 async def test_an_idle_partition_closes_its_sessions_together(clock: VirtualClock) -> None:
