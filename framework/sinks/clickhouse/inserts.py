@@ -104,6 +104,22 @@ class _Division:
             add(section.halves())
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt to write an insert.
+
+    Attributes:
+        last: no further one is made if the table was altered.
+    """
+
+    insert: RangeRows
+    block: Block
+    table: ClickHouseTable
+    refusals: Refusals
+    division: _Division
+    last: bool
+
+
 def _left(section: Section, there: Collection[int]) -> Section:
     """Return a section with the rows that the table has: its token is another one then."""
     found = [row for row in range(section.start, section.stop) if row in there] if there else []
@@ -229,6 +245,7 @@ class Inserter:
         refusals = Refusals(block, block.refused, set(block.fitted.general))
         self.require_taken(insert, block.refused)
         division = _Division(deque(insert.sections()), max(_SMALL_ROWS, len(insert) // 512))
+        attempt = _Attempt(insert, block, table, refusals, division, last)
         block.refused.update(dict.fromkeys(there, "the table has it"))
         while division.todo and not division.late.is_hopeless:
             section = _left(division.todo.popleft(), there)
@@ -237,16 +254,13 @@ class Inserter:
                 continue
             outcome = self._outcomes.get(section.token)
             if outcome is None:
-                outcome = await self._send(
-                    section, block, table, last=last, divides_later=insert.divides_later
-                )
+                outcome = await self._send(section, attempt)
                 if isinstance(outcome, Answer):
-                    begun = division.is_begun
-                    if await self._finds(section, block, table, outcome, insert, refusals, begun):
+                    if await self._finds(section, attempt, outcome):
                         # With the same token: nothing was written under it.
                         division.todo.appendleft(section)
                         continue
-                    outcome = self._refused(insert, section, division, outcome)
+                    outcome = self._refused(section, attempt, outcome)
                 self._outcomes[section.token] = outcome
             division.note(section, outcome)
             if isinstance(outcome, Answer):
@@ -261,9 +275,10 @@ class Inserter:
         return refusals.explained()
 
     def _refused(
-        self, insert: RangeRows, section: Section, division: _Division, answer: Answer
+        self, section: Section, attempt: _Attempt, answer: Answer
     ) -> _SectionOutcome | Answer:
         """Return the outcome of a section that is refused."""
+        insert, division = attempt.insert, attempt.division
         if insert.joined and insert.shared:
             reason = f"some rows of {len(insert.joined)} partitions: {answer.reason}"
             raise Retry(f"{self.table}: {reason}", after=0.0, may_double=False)  # each alone
@@ -273,27 +288,27 @@ class Inserter:
         self.require_taken(insert, dict.fromkeys(range(section.start, section.stop), answer.reason))
         return _SectionOutcome.DIVIDED if division.divides(section) else answer
 
-    async def _finds(
-        self,
-        section: Section,
-        block: Block,
-        table: ClickHouseTable,
-        answer: Answer,
-        insert: RangeRows,
-        refusals: Refusals,
-        begun: bool,
-    ) -> bool:
+    async def _finds(self, section: Section, attempt: _Attempt, answer: Answer) -> bool:
         """Add the rows of a section that an answer is about; return whether some are found undivided."""
         if answer.kind == "later":
             return False
-        if found := await self._found(section, block, answer):
+        insert, block, refusals = attempt.insert, attempt.block, attempt.refusals
+        numbers = [row for row in range(section.start, section.stop) if row not in block.refused]
+        rows = block.table.take(numbers)
+        found = unconvertible(block.columns, rows, answer) or await violations(
+            self.connection, block.columns, rows, answer.message
+        )
+        if found:
+            found = {numbers[row]: reason for row, reason in found.items()}
             self.require_taken(insert, found)
             refusals.add_found(found, answer)
             return True
-        answers = {} if begun else await self._raising(section, block, table)
-        self.require_taken(insert, {row: each.reason for row, each in answers.items()})
+        if attempt.division.is_begun:
+            return False
+        answers = await raising(self.connection, attempt.table, block.columns, rows)
+        self.require_taken(insert, {numbers[row]: each.reason for row, each in answers.items()})
         for row, each in answers.items():
-            refusals.add(Section(section.of, row, row + 1), each)
+            refusals.add(Section(section.of, numbers[row], numbers[row] + 1), each)
         return bool(answers)
 
     def counts(self, parts: Sequence[Rows]) -> bool:
@@ -305,24 +320,6 @@ class Inserter:
             and (filled.isdisjoint(rows.table.column_names) or rows.table.schema.metadata == PLACED)
             for rows in parts
         )
-
-    async def _found(self, section: Section, block: Block, answer: Answer) -> dict[int, str]:
-        """Return the rows of a section that an answer is about, if they are found without dividing it."""
-        numbers = [row for row in range(section.start, section.stop) if row not in block.refused]
-        rows = block.table.take(numbers)
-        found = unconvertible(block.columns, rows, answer) or await violations(
-            self.connection, block.columns, rows, answer.message
-        )
-        return {numbers[row]: reason for row, reason in found.items()}
-
-    async def _raising(
-        self, section: Section, block: Block, table: ClickHouseTable
-    ) -> dict[int, Answer]:
-        """Return the rows of a section for which a DEFAULT raises."""
-        numbers = [row for row in range(section.start, section.stop) if row not in block.refused]
-        rows = block.table.take(numbers)
-        found = await raising(self.connection, table, block.columns, rows)
-        return {numbers[row]: answer for row, answer in found.items()}
 
     def _cast(self, insert: RangeRows, table: ClickHouseTable) -> Block:
         coordinates = table.coordinates(self.columns)
@@ -388,17 +385,9 @@ class Inserter:
     def _without_refused(self, fields: Sequence[pa.Field[Any]]) -> list[pa.Field[Any]]:
         return [each for each in fields if each.name not in self._refused_columns]
 
-    async def _send(
-        self,
-        section: Section,
-        block: Block,
-        table: ClickHouseTable,
-        *,
-        last: bool,
-        divides_later: bool,
-    ) -> _SectionOutcome | Answer:
-        start, stop = section.start, section.stop
-        body = await run_in_thread(block.encode, start, stop, self.compression)
+    async def _send(self, section: Section, attempt: _Attempt) -> _SectionOutcome | Answer:
+        block, table, last = attempt.block, attempt.table, attempt.last
+        body = await run_in_thread(block.encode, section.start, section.stop, self.compression)
         if body is None:
             return _SectionOutcome.WRITTEN
         # Where a column has a DEFAULT; else null is refused, and in Variant and Dynamic it stays null.
@@ -418,7 +407,9 @@ class Inserter:
                 raise Retry(f"{table} is another group's", may_double=False) from error
             if is_exchanged or (answer.kind == "schema" and not last):
                 raise SchemaMismatch(answer.reason) from error
-            if answer.kind in ("rows", "schema") or (divides_later and answer.may_be_of_rows):
+            if answer.kind in ("rows", "schema") or (
+                attempt.insert.divides_later and answer.may_be_of_rows
+            ):
                 return answer
             raise
         return _SectionOutcome.WRITTEN
