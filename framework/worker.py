@@ -226,7 +226,7 @@ class Worker:
             return None
         from .observe.health import HealthServer  # takes time to import
 
-        return HealthServer(http.host, http.port, self.status, self.metrics)
+        return HealthServer.of_worker(http.host, http.port, self.status, self.metrics)
 
     async def _work(self) -> None:
         """Start, process until everything is drained, and commit it."""

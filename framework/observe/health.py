@@ -115,7 +115,7 @@ def build_app(source: StatusSource, history: StatusHistory) -> Starlette:
     )
 
 
-class SourceServer(HttpServer):
+class HealthServer(HttpServer):
     """HTTP server of what a source shows, with an hour of its history.
 
     Args:
@@ -126,24 +126,12 @@ class SourceServer(HttpServer):
         history = StatusHistory(source.status)
         super().__init__(build_app(source, history), listen, beside=history.run)
 
-
-class HealthServer(SourceServer):
-    """HTTP server for one worker's health, status and metrics.
-
-    Args:
-        host: the address to listen on.
-        port: 0 takes any free port; see `url`.
-        status: called for every request; must not block.
-        metrics: served by `/metrics`.
-
-    Raises:
-        SettingsError: on entering, if it cannot listen on the address.
-    """
-
-    def __init__(
-        self, host: str, port: int, status: Callable[[], WorkerStatus], metrics: Metrics
-    ) -> None:
-        super().__init__(OneWorker(status, metrics), partial(listen_on, host, port))
+    @classmethod
+    def of_worker(
+        cls, host: str, port: int, status: Callable[[], WorkerStatus], metrics: Metrics
+    ) -> HealthServer:
+        """Return the server of one worker; port 0 takes any free one. Entering it raises SettingsError."""
+        return cls(OneWorker(status, metrics), partial(listen_on, host, port))
 
 
 def listen_on(host: str, port: int) -> socket.socket:

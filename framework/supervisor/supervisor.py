@@ -27,7 +27,7 @@ import structlog
 
 from .._extras import installed_version, require_extra
 from ..errors import KmrError
-from ..observe.health import SourceServer, listen_on
+from ..observe.health import HealthServer, listen_on
 from ..service.deadline import Deadline
 from ..service.notify import ServiceState
 from ..service.process_end import ExitCode
@@ -143,7 +143,7 @@ class Supervisor:
         )
         async with AsyncExitStack() as stack:
             if settings.http.port is not None:
-                server = SourceServer(
+                server = HealthServer(
                     FleetStatus(settings, self.workers),
                     partial(listen_on, settings.http.host, settings.http.port),
                 )

@@ -192,32 +192,14 @@ async def _describe_groups(
 
 async def _describe(context: RequestContext, group_id: Any, *, operations: bool) -> Any:
     group = context.services.groups.find(group_id)
-    code, message = ErrorCode.none, None
-    hidden = False
     if not isinstance(group, ConsumerGroup):
-        code, message = ErrorCode.group_id_not_found, f"Group {group_id} is not a consumer group."
-        group = None
-    else:
-        hidden = not all(_may_see(context, name) for name in group.subscribed_topics())
-    if group is None or hidden:
-        if hidden:
-            code = ErrorCode.topic_authorization_failed
-            message = (
-                "The group has described topic(s) that the client is not authorized to describe."
-            )
-        return entities.ConsumerDescribedGroup(
-            error_code=code,
-            error_message=message,
-            group_id=group_id,
-            group_state="",
-            group_epoch=i32(0),
-            assignment_epoch=i32(0),
-            assignor_name="",
-            members=(),
-        )
+        message = f"Group {group_id} is not a consumer group."
+        return _undescribed(group_id, ErrorCode.group_id_not_found, message)
+    if not all(_may_see(context, name) for name in group.subscribed_topics()):
+        message = "The group has described topic(s) that the client is not authorized to describe."
+        return _undescribed(group_id, ErrorCode.topic_authorization_failed, message)
     return entities.ConsumerDescribedGroup(
-        error_code=code,
-        error_message=message,
+        error_code=ErrorCode.none,
         group_id=group_id,
         group_state=group.state.value,
         group_epoch=i32(group.epoch),
@@ -232,6 +214,19 @@ async def _describe(context: RequestContext, group_id: Any, *, operations: bool)
         authorized_operations=authorized_operations(
             context, Resource.GROUP, group_id, wanted=operations
         ),
+    )
+
+
+def _undescribed(group_id: Any, code: ErrorCode, message: str) -> Any:
+    return entities.ConsumerDescribedGroup(
+        error_code=code,
+        error_message=message,
+        group_id=group_id,
+        group_state="",
+        group_epoch=i32(0),
+        assignment_epoch=i32(0),
+        assignor_name="",
+        members=(),
     )
 
 

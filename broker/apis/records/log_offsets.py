@@ -145,21 +145,16 @@ def _end_of_epoch(
     context: RequestContext, topic: str, wanted: entities.OffsetForLeaderPartition
 ) -> entities.EpochEndOffset:
     partition = context.services.topics.partition(topic, wanted.partition)
-    error = ErrorCode.none
+    error, epoch, end = ErrorCode.none, _NO_LEADER_EPOCH, -1
     if partition is None:
         error = ErrorCode.unknown_topic_or_partition
     elif wanted.current_leader_epoch > LEADER_EPOCH:
         error = ErrorCode.unknown_leader_epoch
-    elif wanted.leader_epoch == LEADER_EPOCH:
-        return entities.EpochEndOffset(
-            error_code=error,
-            partition=wanted.partition,
-            leader_epoch=LEADER_EPOCH,
-            end_offset=i64(partition.high_watermark),
-        )
+    elif wanted.leader_epoch == LEADER_EPOCH:  # other epochs have no end
+        epoch, end = LEADER_EPOCH, partition.high_watermark
     return entities.EpochEndOffset(
-        error_code=error, partition=wanted.partition
-    )  # other epochs have no end
+        error_code=error, partition=wanted.partition, leader_epoch=epoch, end_offset=i64(end)
+    )
 
 
 # -- DeleteRecords ---------------------------------------------------------------------------------

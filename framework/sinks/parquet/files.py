@@ -287,15 +287,6 @@ def open_directory(
     partition_by: Sequence[str] = (),
     compression: Compression = "zstd",
 ) -> Directory:
-    """Open a directory by its path or URI (`file:`, `s3:`, `s3a:`, `gs:`, `hdfs:`, `abfs:`); may be missing.
-
-    A URI that pyarrow does not know is opened by fsspec, if that is installed.
-
-    Args:
-        filesystem: of pyarrow, or of fsspec; then `path` is a path in it.
-
-    Raises:
-        StrategyError: no file system can be opened.
-    """
+    """Open a directory, which may be missing, as `open_storage` does."""
     opened = open_storage(path, filesystem)
     return Directory(opened.filesystem, opened.root, tuple(partition_by), compression)

@@ -14,15 +14,8 @@ from ...reducers.grouping import group
 from ...reducers.sink import RowsRefused, refusals_among
 from ...reducers.sums import SumLimits, named
 
-_MERGE: Final = {
-    "sum": "sum",
-    "count": "sum",
-    "min": "min",
-    "max": "max",
-    "first": "first",
-    "last": "last",
-}
-"""By function: the function that merges its partial results."""
+_MERGE: Final = {"count": "sum"}
+"""By function: the function that merges its partial results; others merge their own."""
 
 _OF_LISTS: Final = {"list": "list", "count_distinct": "distinct"}
 """By function that needs all values: the function of Arrow that computes it from their lists."""
@@ -100,14 +93,15 @@ class FinalAggregate(_AggregateHalf):
             elif function in _OF_LISTS:
                 results[number] = self._of_lists(table, number, function)
             else:
-                plain.append((f"{number}.{function}", _MERGE[function]))
+                plain.append((f"{number}.{function}", _MERGE.get(function, function)))
         grouped = group(table, self.keys, plain, in_order=True)
         for number, (_, function) in enumerate(self.aggregate.columns.values()):
             if function == "mean":
                 sums = grouped.column(f"{number}.sum_sum")
                 results[number] = _mean(sums, grouped.column(f"{number}.count_sum"))
             elif function not in _OF_LISTS:
-                results[number] = grouped.column(f"{number}.{function}_{_MERGE[function]}")
+                merged = _MERGE.get(function, function)
+                results[number] = grouped.column(f"{number}.{function}_{merged}")
         columns = [grouped.column(key) for key in self.keys]
         columns += [results[number] for number in range(len(self.aggregate.columns))]
         names = [*self.aggregate.by, *self.aggregate.columns]

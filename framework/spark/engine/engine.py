@@ -237,7 +237,7 @@ class SparkEngine:
             from ...observe.health import HealthServer  # takes time to import
 
             portal = stack.enter_context(start_blocking_portal())
-            server = HealthServer(http.host, http.port, self.status, self.metrics)
+            server = HealthServer.of_worker(http.host, http.port, self.status, self.metrics)
             self.health_url = stack.enter_context(portal.wrap_async_context_manager(server)).url
 
     def status(self) -> WorkerStatus:

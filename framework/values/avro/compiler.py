@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _INT: Final = (-(2**31), 2**31 - 1)
 _LONG: Final = (-(2**63), 2**63 - 1)
 _DAY: Final = 86_400
+_BYTES: Final = {"boolean": 1, "float": 4, "double": 8}
 _FIXED_WIDTH: Final = {
     ("boolean", "boolean"): kernel.BOOLEAN,
     ("int", "float"): kernel.INTEGER_TO_FLOAT,
@@ -408,12 +409,8 @@ class Compiler:
         match type_of(schema):
             case "null":
                 pass
-            case "boolean":
-                self._emit(kernel.SKIP_FIXED, a=1)
-            case "float":
-                self._emit(kernel.SKIP_FIXED, a=4)
-            case "double":
-                self._emit(kernel.SKIP_FIXED, a=8)
+            case "boolean" | "float" | "double" as kind:
+                self._emit(kernel.SKIP_FIXED, a=_BYTES[kind])
             case "fixed":
                 self._emit(kernel.SKIP_FIXED, a=schema["size"])
             case "int" | "long" | "enum":

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...columns.kinds import whole
 from ...columns.texts import python_values
 from ...errors import StrategyError, as_exception
 from ..json.json_format import Json
@@ -321,6 +322,7 @@ class _Maker:
         self, inner: ValueFormat, columns: Sequence[RowColumn], decoded: pa.RecordBatch
     ) -> None:
         self._source = getattr(inner, "type", None) if isinstance(inner, Json) else None
+        self._is_plain = self._source is None or isinstance(self._source, pa.Schema)  # dicts
         names = [column.name for column in columns]
         table = pa.Table.from_batches([decoded.select(names)])
         before: Any = decoded.column("before")
@@ -331,10 +333,8 @@ class _Maker:
             if self._source is None
             else encoded_fields(row_type(self._source).columns, table)
         )
-        self._rows = list(
-            zip(*(python_values(_whole(each)) for each in table.columns), strict=True)
-        )
-        self._old = list(zip(*(python_values(_whole(each)) for each in old.columns), strict=True))
+        self._rows = list(zip(*(python_values(whole(each)) for each in table.columns), strict=True))
+        self._old = list(zip(*(python_values(whole(each)) for each in old.columns), strict=True))
         self._beside = [decoded.column(name).to_pylist() for name in CONTROL[2:]]
 
     def __call__(self, row: int, op: Any) -> Change[Any]:
@@ -360,16 +360,9 @@ class _Maker:
             transaction=transaction,
         )
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether rows are dicts."""
-        return self._source is None or isinstance(self._source, pa.Schema)
-
     def _object(self, row: tuple[Any, ...]) -> Any:
         fields = self._fields(row)
-        if self._is_plain:
-            return fields
-        return msgspec.convert(fields, self._source)
+        return fields if self._is_plain else msgspec.convert(fields, self._source)
 
     def _partial(self, row: tuple[Any, ...]) -> Any:
         """Make a row of which some fields may be unknown: they are None."""
@@ -385,10 +378,6 @@ class _Maker:
         if is_typeddict(cls):
             return {key: value for key, value in named.items() if value is not None}
         return cls(**named)
-
-
-def _whole(column: pa.ChunkedArray[Any]) -> Array:
-    return column.combine_chunks()
 
 
 @lru_cache(maxsize=256)

@@ -55,7 +55,7 @@ class Worker:
         self.now = msgspec.structs.replace(self.now, **changes)
 
     def server(self, port: int = 0) -> HealthServer:
-        return HealthServer(HOST, port, self.status, self.metrics)
+        return HealthServer.of_worker(HOST, port, self.status, self.metrics)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ async def test_a_taken_port_is_a_clear_error(worker: Worker) -> None:
 
 async def test_an_address_of_another_machine_is_a_clear_error(worker: Worker) -> None:
     with pytest.raises(SettingsError, match=r"http.host: '192\.0\.2\.1' is no address of this"):
-        await HealthServer("192.0.2.1", 0, worker.status, worker.metrics).__aenter__()
+        await HealthServer.of_worker("192.0.2.1", 0, worker.status, worker.metrics).__aenter__()
 
 
 async def test_signals_stay_with_the_worker(worker: Worker) -> None:
@@ -229,7 +229,7 @@ async def test_samples_are_taken_while_the_server_runs(monkeypatch: pytest.Monke
             three.set()
         return RUNNING
 
-    async with HealthServer("127.0.0.1", 0, now, Metrics()):
+    async with HealthServer.of_worker("127.0.0.1", 0, now, Metrics()):
         with anyio.fail_after(60):
             await three.wait()
     ended_with = taken
