@@ -259,7 +259,7 @@ class MapStage:
         self._metrics.map_retries.inc(mapped.retries)
         filtered = mapped.filtered(len(batch))
         self._metrics.count_mapped(len(batch), filtered)
-        self._ports.errors.count_mapped(len(batch) - filtered)
+        self._ports.errors.window.count_mapped(len(batch) - filtered)
         await self._send(batch, mapped, letters)
         return mapped.rest
 
@@ -329,7 +329,7 @@ class MapStage:
 
     def count_mapped(self, records: int) -> None:
         """Count records of several partitions that were mapped and not filtered."""
-        self._ports.errors.count_mapped(records)
+        self._ports.errors.window.count_mapped(records)
 
     def detached(self, since: float, *, is_slow: bool) -> None:
         """Note that the map of a batch goes on without those of others."""

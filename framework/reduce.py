@@ -108,7 +108,7 @@ class ReduceStage:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._flush_frozen)
-                with self._full:
+                with self._full, no_escape():
                     await self._collect()
         except (Exception, BaseExceptionGroup) as error:
             self._shared.on_failure(error)
@@ -128,10 +128,6 @@ class ReduceStage:
         return True
 
     async def _collect(self) -> None:
-        with no_escape():
-            await self._collect_rows()
-
-    async def _collect_rows(self) -> None:
         while True:
             event = await self.trigger.next(self._collecting)
             if isinstance(event, Rows):
@@ -173,23 +169,20 @@ class ReduceStage:
             self._collecting = await self._free.receive()
 
     async def _flush_frozen(self) -> None:
-        with no_escape():
-            await self._flush_buffers()
-
-    async def _flush_buffers(self) -> None:
         try:
-            async for buffer, reason in self._frozen:
-                self._flushing_since = anyio.current_time()
-                if buffer.held:
-                    await self._flush(buffer, reason)
-                if reason == "replay" and self._ports.out is not None:
-                    with self._waits.on(_NEXT):
-                        await self._ports.out.send(ReplayEnd())
-                self._flushing_since = self._trouble = None
-                buffer.clear()
-                buffer.leave_turn()
-                self._ledgers.hold(buffer, 0)
-                self._free_send.send_nowait(buffer)
+            with no_escape():
+                async for buffer, reason in self._frozen:
+                    self._flushing_since = anyio.current_time()
+                    if buffer.held:
+                        await self._flush(buffer, reason)
+                    if reason == "replay" and self._ports.out is not None:
+                        with self._waits.on(_NEXT):
+                            await self._ports.out.send(ReplayEnd())
+                    self._flushing_since = self._trouble = None
+                    buffer.clear()
+                    buffer.leave_turn()
+                    self._ledgers.hold(buffer, 0)
+                    self._free_send.send_nowait(buffer)
         finally:
             for buffer in self._buffers:
                 self._ledgers.hold(buffer, 0)

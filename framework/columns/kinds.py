@@ -175,11 +175,16 @@ def either(one: Mask, other: Mask) -> Mask:
     return one | other
 
 
+def mask_where(condition: Array) -> NDArray[np.bool_]:
+    """Return a mask that is true where a condition holds; null does not."""
+    known = condition.fill_null(fill_value=False) if condition.null_count else condition
+    mask: NDArray[np.bool_] = known.to_numpy(zero_copy_only=False)
+    return mask
+
+
 def rows_where(condition: Array) -> Mask:
-    """Return the rows where a condition holds; null does not."""
-    if not pc.any(condition).as_py():
-        return None
-    return np.asarray(pc.fill_null(condition, pa.scalar(value=False)), dtype=np.bool_)
+    """Return the rows where a condition holds; None for no row."""
+    return mask_where(condition) if pc.any(condition).as_py() else None
 
 
 def null_rows(array: Array) -> Mask:

@@ -10,13 +10,14 @@ it had come.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..columns.kinds import mask_where
 from .letters import CONTROL_HEADER, header_columns
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         mask = np.ones(len(letters), np.bool_)
         for name in _TEXTS:
             if (text := getattr(self, name)) is not None:
-                mask &= _true(pc.equal(letters.texts[name], text))
+                mask &= mask_where(pc.equal(letters.texts[name], text))
         if self.reason is not None:
-            mask &= _true(pc.match_substring(letters.texts["reason"], self.reason))
+            mask &= mask_where(pc.match_substring(letters.texts["reason"], self.reason))
         offsets = letters.numbers["offset"]
         if self.partition is not None:
             mask &= letters.numbers["partition"] == self.partition
@@ -153,9 +154,3 @@ def _first_copies(letters: Letters) -> NDArray[np.bool_]:
     mask = np.zeros(len(letters), np.bool_)
     mask[firsts] = True
     return mask
-
-
-def _true(mask: Any) -> NDArray[np.bool_]:
-    """Return a mask as an array; null counts as False."""
-    found: NDArray[np.bool_] = mask.fill_null(pa.scalar(value=False)).to_numpy()
-    return found

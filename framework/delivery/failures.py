@@ -238,10 +238,6 @@ class ErrorPort:
         stream = self.stream.clone() if self.stream is not None else None
         return ErrorPort(stream, self.window, self.settle, self.metrics)
 
-    def count_mapped(self, records: int) -> None:
-        """Count records that were mapped and not filtered, of which some may have failed."""
-        self.window.count_mapped(records)
-
     def close(self) -> None:
         """Close the port; the error stage ends when all ports are closed."""
         if self.stream is not None:

@@ -86,11 +86,8 @@ async def _part(subject: str, check: Callable[[], Awaitable[Sequence[Finding]]])
 async def check_sinks(strategy: Strategy, settings: Settings) -> list[Finding]:
     """Return what the stages find, in the order of the flow. Raises SettingsError."""
     context = context_of(strategy, settings)
-    stages = dict(strategy.stages)
-    if strategy.reduce_err is not None:
-        stages[ERROR_STAGE] = strategy.reduce_err
     found: list[Finding] = []
-    for stage, reducer in stages.items():
+    for stage, reducer in strategy.all_stages.items():
         found += await _check(copy.deepcopy(reducer), replace(context, stage=stage))
     if strategy.reduce_err is None:
         found.append(

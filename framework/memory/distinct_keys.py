@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from ..columns.kinds import whole
 from ..errors import StrategyError, require_columns
 from .distinct_kernel import CAPACITY, EMPTY, MOST, SHARDS, SLOTS, USED, WORDS, kernels
 
@@ -123,7 +124,9 @@ def hashes_of(table: pa.Table, names: Sequence[str]) -> tuple[NDArray[np.int64],
     hashes = np.zeros((table.num_rows, 2), np.int64)
     valid = np.ones(table.num_rows, np.bool_)
     for name in names:
-        column = _one_array(table.column(name))
+        column = whole(table.column(name))
+        if isinstance(column, pa.ExtensionArray):
+            column = column.storage
         if column.null_count:
             valid &= column.is_valid().to_numpy(zero_copy_only=False)
         _mix(name, column, hashes)
@@ -136,13 +139,6 @@ def is_comparable(kind: pa.DataType) -> bool:
     if types.is_dictionary(kind):
         return is_comparable(kind.value_type)  # type: ignore[attr-defined]
     return types.is_null(kind) or any(getattr(types, f"is_{each}")(kind) for each in _COMPARED)
-
-
-def _one_array(column: Any) -> Any:
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
 def _mix(name: str, column: Any, hashes: NDArray[np.int64]) -> None:

@@ -164,6 +164,9 @@ class PartitionMemory:
     Args:
         distincts: by the names of their branches, "" without branches.
         begin: where the memory begins; None: with the first record.
+
+    Attributes:
+        within: the longest `within`, in microseconds.
     """
 
     def __init__(
@@ -171,7 +174,7 @@ class PartitionMemory:
     ) -> None:
         self._memories = {name: DistinctMemory(each) for name, each in distincts.items()}
         self._partition = partition
-        self._within = max(each.microseconds for each in distincts.values())
+        self.within = max(each.microseconds for each in distincts.values())
         self._sampled_at = -_SAMPLE_EVERY
         self._checked: pa.Schema | None = None  # the columns of rows that had keys and times
         if begin is not None:
@@ -271,12 +274,7 @@ class PartitionMemory:
         """Return from where on records must be read again to remember all before an offset; None: unknown."""
         found = [memory.marks.look_back(offset) for memory in self._memories.values()]
         known = [each for each in found if each is not None]
-        return LookBack(min(known), self._within) if len(known) == len(found) else None
-
-    @property
-    def within(self) -> int:
-        """The longest `within`, in microseconds."""
-        return self._within
+        return LookBack(min(known), self.within) if len(known) == len(found) else None
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..columns.kinds import whole
+from ..columns.kinds import mask_where, whole
 from ..errors import StrategyError
 from ..values.debezium.change import CONTROL
 from ..values.value_format import REQUIRED
@@ -132,7 +132,7 @@ class Changes:
             StrategyError: the rows are no changes, or lack a column of the key.
         """
         op, keys, refused = self._checked(table)
-        truncates = np.flatnonzero(_numpy(_pc.equal(op, "t")))
+        truncates = np.flatnonzero(mask_where(_pc.equal(op, "t")))
         truncated = int(truncates[-1]) if len(truncates) else None
         good = np.ones(table.num_rows, np.bool_)
         good[list(refused)] = False
@@ -152,7 +152,7 @@ class Changes:
             StrategyError: as `apply`.
         """
         op, keys, refused = self._checked(table)
-        for row in np.flatnonzero(_numpy(_pc.equal(op, "t"))).tolist():
+        for row in np.flatnonzero(mask_where(_pc.equal(op, "t"))).tolist():
             refused[row] = (
                 f"{self.sink}: the table was truncated, and a log of changes cannot say so"
             )
@@ -178,12 +178,12 @@ class Changes:
         op: Any = whole(table.column("op"))
         refused = {
             row: f"column op: {op[row].as_py()!r} is no operation (c, u, d, r, t)"
-            for row in np.flatnonzero(~_numpy(_pc.is_in(op, pa.array(_OPS)))).tolist()
+            for row in np.flatnonzero(~mask_where(_pc.is_in(op, pa.array(_OPS)))).tolist()
         }
         keys = [whole(table.column(name)) for name in self.key]
-        of_row = ~_numpy(_pc.equal(op, "t"))
+        of_row = ~mask_where(_pc.equal(op, "t"))
         for name, column in zip(self.key, keys, strict=True):
-            for row in np.flatnonzero(_numpy(column.is_null()) & of_row).tolist():
+            for row in np.flatnonzero(mask_where(column.is_null()) & of_row).tolist():
                 refused.setdefault(row, f"column {name}: null, though it is of the key")
         return op, keys, refused
 
@@ -191,7 +191,7 @@ class Changes:
         self, table: pa.Table, op: Array, keys: Sequence[Array], rows: NDArray[np.int64]
     ) -> _Events:
         """Return the upserts and deletes that changes are; one that moves a row to another key is both."""
-        deletes = _numpy(_pc.equal(op, "d"))[rows]
+        deletes = mask_where(_pc.equal(op, "d"))[rows]
         of_rows = [column.take(pa.array(rows)) for column in keys]
         events = _Events(rows, deletes, of_rows)
         moved, old_keys = self._moved(table, keys, rows[~deletes])
@@ -242,8 +242,8 @@ class Changes:
         differs = np.zeros(len(upserts), np.bool_)
         there = np.ones(len(upserts), np.bool_)
         for was, column in zip(old, keys, strict=True):
-            there &= _numpy(was.is_valid())
-            differs |= _numpy(_pc.not_equal(was.cast(column.type), column.take(at)))
+            there &= mask_where(was.is_valid())
+            differs |= mask_where(_pc.not_equal(was.cast(column.type), column.take(at)))
         chosen = np.flatnonzero(there & differs)
         return upserts[chosen], [was.take(pa.array(chosen)) for was in old]
 
@@ -262,9 +262,3 @@ class Changes:
             raise StrategyError(f"{self.sink}: no key can have the types {kinds}") from error
         found: NDArray[np.int64] = np.sort(last.column(f"{_AT}_max").to_numpy())
         return found
-
-
-def _numpy(condition: Any) -> NDArray[np.bool_]:
-    filled: Any = condition.fill_null(fill_value=False) if condition.null_count else condition
-    found: NDArray[np.bool_] = filled.to_numpy(zero_copy_only=False)
-    return found.copy()

@@ -62,7 +62,7 @@ async def was_counted(inserter: Inserter, insert: RangeRows) -> bool:
 
 
 async def found_among(inserter: Inserter, ranges: Sequence[RangeRows]) -> list[RangeRows]:
-    """Return those of the ranges, each of one partition, that have rows in the table. Raises as `_ask`."""
+    """Return those of the ranges, each of one partition, that have rows in the table. Raises as `_query`."""
     found: list[RangeRows] = []
     for topic in {rows.span.topic for rows in ranges if rows.span is not None}:
         spans = {
@@ -139,7 +139,9 @@ async def fingerprint(inserter: Inserter, insert: RangeRows) -> int | None:
         return None
     if inserter.counts(insert.parts) and table.counting.missing:
         return await _count(inserter, insert)
-    return await _ask(inserter, _PARTS_SQL, {"database": table.database, "table": table.name})
+    where = {"database": table.database, "table": table.name}
+    (row,) = await _query(inserter, _PARTS_SQL, where)
+    return int(row["found"])
 
 
 async def _verify(
@@ -219,12 +221,6 @@ async def _select(
             }
             for row in await _query(inserter, sql, parameters, *synchronize):
                 yield row
-
-
-async def _ask(inserter: Inserter, sql: str, parameters: Mapping[str, object], *before: str) -> int:
-    """Return the number `found`. Raises as `_query`."""
-    rows = await _query(inserter, sql, parameters, *before)
-    return int(rows[0]["found"])
 
 
 async def _query(

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...columns.kinds import is_list
+from ...columns.kinds import is_list, mask_where
 from ...errors import StrategyError
 from .encodings import Encoding
 from .envelope import Envelopes, Raw, RowColumn, no_source
@@ -92,16 +92,16 @@ class ColumnsEnvelopes:
         after, before = named["after"], named.get("before")
         has_before = np.zeros(count, np.bool_)
         if before is not None:
-            has_before = before.is_valid().to_numpy(zero_copy_only=False)
+            has_before = mask_where(before.is_valid())
         op = named["op"]
-        messages = _pc.equal(op, "m").fill_null(fill_value=False).to_numpy(zero_copy_only=False)
+        messages = mask_where(_pc.equal(op, "m"))
         return [
             Envelopes(
                 np.arange(count),
                 self._raw(before) if has_before.any() else None,
                 self._raw(after),
                 has_before,
-                after.is_valid().to_numpy(zero_copy_only=False),
+                mask_where(after.is_valid()),
                 op,
                 messages,
                 _source(named["source"], count),

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...columns.kinds import whole
+from ...columns.kinds import mask_where, whole
 from ...columns.texts import python_values
 from ...errors import StrategyError, as_exception
 from ..json.json_format import Json
@@ -160,12 +160,12 @@ class Debezium(ValueFormat):
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode events; `op` is null where a value is no change of a row."""
         failures: dict[int, str] = {}
-        there = values.is_valid().to_numpy(zero_copy_only=False)
+        there = mask_where(values.is_valid())
         if isinstance(self._inner, Json) and self._inner.has_schema_ids:
             from ..registry.framing import unframe  # LLVM
 
             values, failures = unframe(values)
-            there &= values.is_valid().to_numpy(zero_copy_only=False)
+            there &= mask_where(values.is_valid())
         rows = np.flatnonzero(there)
         reader = self._reader
         schema = _schema(reader.columns)
@@ -187,8 +187,8 @@ class Debezium(ValueFormat):
         failed = np.zeros(len(found.rows), np.bool_)
         failed[list(failures)] = True
         op, skipped = self._ops(found, failed, failures)
-        upserts = _is_in(op, pa.array(_UPSERTS))
-        deletes = _is_in(op, pa.array(["d"]))
+        upserts = mask_where(_pc.is_in(op, pa.array(_UPSERTS)))
+        deletes = mask_where(_pc.is_in(op, pa.array(["d"])))
         for row in np.flatnonzero(upserts & ~found.has_after & ~failed).tolist():
             failures.setdefault(
                 row,
@@ -239,12 +239,12 @@ class Debezium(ValueFormat):
     ) -> tuple[Array, NDArray[np.bool_]]:
         """Return the operations, and which values are dropped; `failures` gets those that are not known."""
         op, skipped = found.op, found.other.copy()
-        truncates = _is_in(op, pa.array(["t"]))
+        truncates = mask_where(_pc.is_in(op, pa.array(["t"])))
         if self._truncates == "drop":
             skipped |= truncates
         elif self._truncates == "fail":
             failures |= dict.fromkeys(np.flatnonzero(truncates).tolist(), _TRUNCATE)
-        known = _is_in(op, pa.array(["c", "u", "r", "d", "t"])) | skipped | failed
+        known = mask_where(_pc.is_in(op, pa.array(["c", "u", "r", "d", "t"]))) | skipped | failed
         for row in np.flatnonzero(~known).tolist():
             value = op[row].as_py()
             failures[row] = (
@@ -291,10 +291,6 @@ def _schema_of(columns: tuple[RowColumn, ...]) -> pa.Schema:
 
 def _schema(columns: Sequence[RowColumn]) -> pa.Schema:
     return _schema_of(tuple(columns))
-
-
-def _is_in(op: Array, values: Array) -> NDArray[np.bool_]:
-    return _pc.is_in(op, values).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 def _in_order(

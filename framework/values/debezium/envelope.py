@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...columns.kinds import Lists
+from ...columns.kinds import Lists, mask_where, rows_where
 from ..value_format import REQUIRED
 from .positions import SOURCE
 
@@ -135,7 +135,7 @@ def refuse_nulls(
     """Refuse rows after a change that lack a required field."""
     for array, column in zip(made, columns, strict=True):
         if column.required and array.null_count:
-            lacking = array.is_null().to_numpy(zero_copy_only=False) & upserts
+            lacking = mask_where(array.is_null()) & upserts
             for row in np.flatnonzero(lacking).tolist():
                 failures.setdefault(row, f"field {path}{column.key}: null, or missing")
 
@@ -166,7 +166,7 @@ def unavailable(values: Array, text: str) -> NDArray[np.bool_] | None:
     kind, encoded = values.type, text.encode()
     if pa.types.is_map(kind):
         pairs = Lists(values)
-        alone = (pairs.lengths == 1) & ~values.is_null().to_numpy(zero_copy_only=False)
+        alone = (pairs.lengths == 1) & mask_where(values.is_valid())
         keys = unavailable(pc.struct_field(pairs.items, [0]), text)
         return (
             None if keys is None else np.isin(np.arange(len(values)), pairs.parents()[keys]) & alone
@@ -200,9 +200,7 @@ def unavailable(values: Array, text: str) -> NDArray[np.bool_] | None:
         marks = _pc.equal(values, pa.scalar(encoded, kind))
     else:
         return None
-    if not pc.any(marks).as_py():
-        return None
-    return marks.fill_null(fill_value=False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    return rows_where(marks)
 
 
 def _java_uuid(text: bytes) -> UUID:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...columns.kinds import is_list
+from ...columns.kinds import is_list, mask_where
 from ...errors import StrategyError
 from ..json.json_format import Json
 from ..schemas import NAMED_BY_KEYS, hints_of, row_type
@@ -261,8 +261,8 @@ class JsonEnvelopes:
             rows,
             self._raw(before, of) if before.null_count < len(before) else None,
             self._raw(after, of),
-            _valid(before),
-            _valid(after),
+            mask_where(before.is_valid()),
+            mask_where(after.is_valid()),
             named["op"],
             _others(named, payloads),
             dict(zip(SOURCE.names, source.flatten(), strict=True)),
@@ -343,16 +343,12 @@ def _some(found: Envelopes, places: NDArray[np.int64]) -> Envelopes:
     )
 
 
-def _valid(array: Array) -> NDArray[np.bool_]:
-    return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
 def _others(named: Mapping[str, Any], payloads: Array) -> NDArray[np.bool_]:
     """Return which values are heartbeats, messages, changes of schemas, or transactions."""
     op = named["op"]
-    others = _pc.equal(op, "m").fill_null(fill_value=False).to_numpy(zero_copy_only=False)
+    others = mask_where(_pc.equal(op, "m"))
     if not op.null_count:
-        return others  # type: ignore[no-any-return]
+        return others
     is_status = _pc.is_in(named["status"], pa.array(["BEGIN", "END"]))
     transactions = _pc.and_(is_status, pc.match_substring(payloads, '"event_count"'))
     schemas = _pc.and_(
@@ -362,7 +358,7 @@ def _others(named: Mapping[str, Any], payloads: Array) -> NDArray[np.bool_]:
     heartbeats = pc.match_substring_regex(payloads, _HEARTBEAT)
     found = op.is_null()
     found = _pc.and_(found, _pc.or_(heartbeats, _pc.or_(transactions, schemas)))
-    return others | found.fill_null(fill_value=False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    return others | mask_where(found)
 
 
 def _unwrapped(
@@ -379,12 +375,12 @@ def _unwrapped(
         schema, start = _start_of_payload(first)
         if start is None:
             same = _pc.invert(_pc.match_substring_regex(some, _WRAPPED))
-            chosen = same.to_numpy(zero_copy_only=False).copy()
+            chosen = mask_where(same)
             chosen[0] = True
             yield rows[chosen], some.filter(pa.array(chosen)), None
         else:
             same = _pc.starts_with(some, first[:start])
-            chosen = same.to_numpy(zero_copy_only=False)
+            chosen = mask_where(same)
             payloads = _pc.binary_slice(some.filter(pa.array(chosen)), start, -1)
             yield rows[chosen], payloads, schema
         rows, some = rows[~chosen], some.filter(pa.array(~chosen))
@@ -393,7 +389,7 @@ def _unwrapped(
 def payloads_of(values: pa.BinaryArray) -> pa.BinaryArray:
     """Return values without the schema that a converter sends with each; others, and nulls, as they are."""
     some: Any = values
-    present = some.is_valid().to_numpy(zero_copy_only=False)
+    present = mask_where(some.is_valid())
     if not _pc.any(_pc.match_substring_regex(some, _WRAPPED)).as_py():
         return values
     found = [

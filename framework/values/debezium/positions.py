@@ -18,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...columns.kinds import mask_where
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -68,7 +70,7 @@ def positions(
     connector = source["connector"]
     for name in pc.unique(connector.filter(pa.array(rows))).to_pylist():
         same: Any = connector.is_null() if name is None else _pc.equal(connector, name)
-        chosen = rows & same.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
+        chosen = rows & mask_where(same)
         reader = _READERS.get(name or _guess(source))
         if reader is None:
             reason = f"field source.connector: changes of {name} have no position known here; {_BY_OFFSET}"
@@ -112,7 +114,7 @@ def _numbers(column: Array) -> NDArray[np.uint64]:
 def _there(*columns: Array) -> NDArray[np.bool_]:
     there = np.ones(len(columns[0]), np.bool_)
     for column in columns:
-        there &= column.is_valid().to_numpy(zero_copy_only=False)
+        there &= mask_where(column.is_valid())
         if pa.types.is_integer(column.type):
             there &= np.asarray(pc.fill_null(column, -1)) >= 0
     return there
@@ -148,7 +150,7 @@ def _sqlserver(source: Mapping[str, Array]) -> Words:
 def _lsn(column: Array) -> tuple[list[NDArray[np.uint64]], NDArray[np.bool_]]:
     """Parse `00000027:00000758:0005`: 32, 32 and 16 bits."""
     found = _pc.extract_regex(column, _LSN)
-    there = found.is_valid().to_numpy(zero_copy_only=False)
+    there = mask_where(found.is_valid())
     parts = []
     for at, digits in enumerate((8, 8, 4)):
         text = _pc.struct_field(found, [at]).fill_null("0" * digits)

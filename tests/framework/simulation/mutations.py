@@ -228,8 +228,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a flushed buffer is not emptied": Mutation(
         "reduce.py",
-        "self._flushing_since = self._trouble = None\n                buffer.clear()",
-        "self._flushing_since = self._trouble = None\n                pass",
+        "self._flushing_since = self._trouble = None\n                    buffer.clear()",
+        "self._flushing_since = self._trouble = None\n                    pass",
     ),
     "flushes begin during a rebalance": Mutation(
         "guarantees.py", "async with self.gate:", "if True:"
@@ -618,9 +618,9 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         of=_ANNOUNCED,
     ),
     "a successor does not read the generation": Mutation(
-        "delivery/announcement.py",
-        "return 0 if found is None else found.generation",
-        "return 0",
+        "commit.py",
+        "generation = found.generation",
+        "generation = 0",
         of=_ANNOUNCED,
     ),
     "no generation begins where another tool has moved the offsets": Mutation(
