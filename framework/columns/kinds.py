@@ -279,3 +279,15 @@ class Lists:
         make: Any = pa.LargeListArray if is_large else pa.ListArray
         bounds = pa.array(offsets, pa.int64() if is_large else pa.int32())
         return make.from_arrays(bounds, items, type=kind, mask=self.null)
+
+
+def nulls_inside(array: Array) -> Mask:
+    """Return the rows with null, at any depth."""
+    array = plain(array)
+    bad, kind = null_rows(array), array.type
+    if is_list(kind) or pa.types.is_map(kind):
+        lists = Lists(array)
+        return either(bad, lists.of_items(nulls_inside(lists.items)))
+    for at in range(kind.num_fields if pa.types.is_struct(kind) else 0):
+        bad = either(bad, nulls_inside(pc.struct_field(array, [at])))
+    return bad

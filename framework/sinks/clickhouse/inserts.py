@@ -344,6 +344,8 @@ class Inserter:
         left_out = Counter(block.fitted.left_out)
         for path, count in _fields_left_out(parts, choice.columns):
             left_out[path] += count
+        if not self.are_changes:  # rows of deleted ones have no other values than null
+            block.refuse_lost_nulls()
         return replace(block, fitted=block.fitted._replace(left_out=left_out))
 
     async def _add_columns(self, parts: Sequence[pa.Table], layout: TableLayout) -> None:
@@ -390,11 +392,9 @@ class Inserter:
         body = await run_in_thread(block.encode, section.start, section.stop, self.compression)
         if body is None:
             return _SectionOutcome.WRITTEN
-        # Where a column has a DEFAULT; else null is refused, and in Variant and Dynamic it stays null.
-        null_as_default = int(any(each.has_default for each in block.columns))
         settings = {
             **_SETTINGS,
-            "input_format_null_as_default": null_as_default,
+            "input_format_null_as_default": int(block.has_filled_nulls),
             **self.deduplication,
             "insert_deduplication_token": section.token,
         }

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
 import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
 from ...columns.column_types import join_tables
 from ...columns.fitted import Fitted, TargetColumn, fit_columns
-from ...columns.kinds import is_bytes, is_text, whole, without_rows
+from ...columns.kinds import is_bytes, is_text, nulls_inside, whole, without_rows
 from ...columns.texts import json_texts
 from ...errors import StrategyError
 from ...record import COORDINATES
@@ -35,6 +37,7 @@ Compression = Literal["lz4", "zstd"] | None
 SCHEMA_ID = "schema_id"
 """A column of the rows with this name is quoted in the reasons of refused rows."""
 
+_VARIANT: Final = re.compile(r"\b(Dynamic|Variant)\b")
 _COLUMNS_SQL = """
 SELECT name, type, default_kind FROM system.columns
 WHERE database = {database:String} AND table = {table:String} ORDER BY position"""
@@ -76,10 +79,12 @@ class Block:
     Attributes:
         fitted: all rows; those that do not fit have null or anything.
         columns: those of the table.
+        filled: the columns with null in some rows that fit, which the server fills by their DEFAULT.
     """
 
     fitted: Fitted
     columns: Sequence[ClickHouseColumn]
+    filled: Sequence[str] = ()
 
     @property
     def table(self) -> pa.Table:
@@ -95,7 +100,7 @@ class Block:
         """Encode the rows `[start, stop)` that fit as an Arrow stream of one batch; None if none fit."""
         rows = self.table.slice(start, stop - start)
         refused = [row - start for row in self.refused if start <= row < stop]
-        rows = self._without_wrong_types(without_rows(rows, refused))
+        rows = self._without_null(without_rows(rows, refused))
         if rows.num_rows == 0:
             return None
         body = BytesIO()
@@ -105,15 +110,42 @@ class Block:
         body.seek(0)
         return body
 
-    def _without_wrong_types(self, rows: pa.Table) -> pa.Table:
-        """Leave out columns of nulls of a type that the server may not know: it makes the same of them."""
-        null = [
+    @property
+    def has_filled_nulls(self) -> bool:
+        """Whether null is sent for columns with a DEFAULT, which the server fills."""
+        return bool(self.filled) or len(self._null(self.table)) == self.table.num_columns
+
+    def refuse_lost_nulls(self) -> None:
+        """Refuse null in a Dynamic or Variant, at any depth, where the server fills columns by their DEFAULT.
+
+        It would fill these, too: with 0 beside numbers.
+        """
+        variants = [each for each in self.columns if _VARIANT.search(each.type_name)]
+        for each in variants if self.filled else ():
+            column = whole(self.table.column(each.name))
+            lost = nulls_inside(column) if column.null_count < len(column) else None
+            for row in () if lost is None else np.flatnonzero(lost).tolist():
+                self.refused.setdefault(
+                    row,
+                    f"column {each.name} ({each.type_name}) cannot keep null in an insert with null in "
+                    f"{self.filled[0]}, which its DEFAULT fills: return a value there",
+                )
+
+    def _null(self, rows: pa.Table) -> list[str]:
+        """Return the columns of nulls of which the server makes the same if they are left out.
+
+        Their type may be one that it does not know, or they have a DEFAULT.
+        """
+        return [
             each.name
             for each in self.columns
-            if is_cast_by_server(each.type)
+            if (is_cast_by_server(each.type) or (each.has_default and not takes_null(each.type)))
             and each.name in rows.column_names
             and rows.column(each.name).null_count == rows.num_rows
         ]
+
+    def _without_null(self, rows: pa.Table) -> pa.Table:
+        null = self._null(rows)
         return rows.drop_columns(null) if len(null) < rows.num_columns else rows
 
 
@@ -193,7 +225,16 @@ class ClickHouseTable:
             typed = [each for each in targets if each.name in objects]
             refused = fit_columns(table.select(objects), typed).refused | refused
         refused = misfits | refused
-        return Block(Fitted(table, refused, frozenset(general), cut, left_out), columns)
+        fitted = Fitted(table, refused, frozenset(general), cut, left_out)
+        kept = fitted.kept()
+        filled = [
+            each.name
+            for each in columns
+            if each.has_default
+            and not takes_null(each.type)
+            and 0 < kept.column(each.name).null_count < kept.num_rows
+        ]
+        return Block(fitted, columns, filled)
 
 
 def _holds(column: ClickHouseColumn, coordinate: pa.Field[Any]) -> bool:

@@ -269,7 +269,11 @@ class Copying:
         for row, state, text, detail, wrong in answers:
             answer = of_sqlstate(state, text, detail)
             if wrong is None:  # the server cuts bits to their length where it casts them alone
-                of_type = [at for at, each in enumerate(self._columns) if each.type_name in text]
+                of_type = [
+                    at
+                    for at, each in enumerate(self._columns)
+                    if f"type {each.type_name}" in text and part.column(at)[row].is_valid
+                ]
                 wrong = of_type[0] if len(of_type) == 1 else None
             if wrong is not None:
                 value = part.column(wrong)[row].as_py()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -83,6 +84,16 @@ _STRICT: Final[Mapping[str, str]] = {
     "money": r"^[^0-9]*[0-9]+(,[0-9]{3})*([^0-9,][^,]*)?$",
 }
 """By type: the form of the texts that are sent."""
+_FIELDS: Final = ("year", "month", "day", "hour", "minute")
+_LAST_FIELD: Final = re.compile(rf"interval (?:\w+ to )?({'|'.join(_FIELDS)})$")
+_UNITS: Final[Mapping[str, str]] = {
+    "year": "years?|decades?|centur(y|ies)|millenni(um|a)",
+    "month": "mons?|months?",
+    "day": "days?|weeks?",
+    "hour": "hours?",
+    "minute": "min(ute)?s?",
+}
+_CLOCK: Final[Mapping[str, str]] = {"minute": "[0-9]{2}", "hour": "00"}
 _CLOCKS: Final = ("time", "timestamp", "timestamptz")
 _ZONED: Final = r":[0-9.]+\s*([zZ]|[+-][0-9]{1,2}(:?[0-9]{2})*|[A-Za-z]{2,}[A-Za-z/_]*)\s*$"
 _TIME_OF_DAY: Final = r"[0-9][Tt ]+[0-9:.]*[1-9]"
@@ -274,10 +285,21 @@ def _bad_text(text: Array, column: PostgresColumn) -> Mask:
         bad = either(bad, decimal_text(text, *column.digits).bad)
     if (form := _STRICT.get(column.kind)) is not None:
         bad = either(bad, rows_unless(pc.match_substring_regex(text, form)))
+    if (last := _LAST_FIELD.match(column.type_name)) is not None:
+        bad = either(bad, rows_unless(pc.match_substring_regex(text, _of_fields(last[1]))))
     if (digits := _FRACTIONS.get(column.kind)) is not None:
         digits = digits if column.clock is None else column.clock
         bad = either(bad, _too_fine(text, digits))
     return bad
+
+
+def _of_fields(last: str) -> str:
+    """Return the form of spans without fields below the last one of a column: the server cuts those."""
+    at = _FIELDS.index(last)
+    units = "|".join(_UNITS[each] for each in _FIELDS[: at + 1])
+    hours = "[0-9]+" if at >= _FIELDS.index("hour") else "0+"
+    clock = rf"[+-]?{hours}:{_CLOCK.get(last, '00')}(:00(\.0*)?)?"
+    return rf"^\s*([+-]?[0-9]+\s*({units})\s*|{clock}\s*)+(ago\s*)?$"
 
 
 def _bad_item(text: Array, column: PostgresColumn) -> Mask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -57,6 +57,45 @@ async def test_null_becomes_the_default_of_a_column_that_has_one(
     table = create_table(OFFSETS + ", `a` UInt8 DEFAULT 42")
     assert await flush(await open_writer(table), rows(0, 2, a=[1, None])) == Flushed()
     assert written(client, table, "a") == [1, 42]
+
+
+VARIANTS = "v Variant(Int64, String), d Dynamic, l Array(Dynamic)"
+
+
+async def test_null_in_a_dynamic_or_variant_stays_null_though_another_column_has_a_default(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter
+) -> None:
+    table = create_table(f"{OFFSETS}, a UInt8 DEFAULT 42, b UInt8 DEFAULT 43, {VARIANTS}")
+    values: dict[str, Any] = {
+        "a": [None, None],
+        "b": [1, 2],
+        "v": [5, None],
+        "d": [None, 5],
+        "l": [[1, None], []],
+    }
+    assert await flush(await open_writer(table), rows(0, 2, **values)) == Flushed()
+    found = client.query(f"SELECT a, b, v, d, l FROM {table} ORDER BY offset").result_rows
+    assert found == [(42, 1, 5, None, [1, None]), (42, 2, None, 5, [])]
+
+
+async def test_null_in_a_dynamic_is_refused_where_the_server_fills_null_of_another_column(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter
+) -> None:
+    table = create_table(f"{OFFSETS}, a UInt8 DEFAULT 42, n Nullable(UInt8) DEFAULT 7, {VARIANTS}")
+    values: dict[str, Any] = {
+        "a": [None, 1, 2],
+        "v": [5, None, 5],
+        "d": [5, 5, 5],
+        "l": [[1], [1], [None, 1]],
+    }
+    result = await flush(await open_writer(table), rows(0, 3, n=[None] * 3, **values))
+    assert reasons(result) == [
+        f"column {name} cannot keep null in an insert with null in a, which its DEFAULT fills: return a "
+        "value there"
+        for name in ("v (Variant(Int64, String))", "l (Array(Dynamic))")
+    ]
+    found = client.query(f"SELECT a, n, v, d, l FROM {table} ORDER BY offset").result_rows
+    assert found == [(42, None, 5, 5, [1])]
 
 
 async def test_values_of_a_type_that_cannot_become_that_of_the_column_are_refused(

@@ -108,6 +108,22 @@ async def test_a_deferred_constraint_refuses_its_row_and_not_the_transaction(
     assert query(postgres_url) == [0, 1, 3]
 
 
+async def test_the_reason_of_a_deferred_constraint_names_no_column_by_a_part_of_a_word(
+    postgres_url: str, context: Context
+) -> None:
+    execute(
+        postgres_url,
+        "CREATE TABLE others (id int PRIMARY KEY)",
+        'CREATE TABLE hits ("offset" bigint, day date, '
+        "n int REFERENCES others DEFERRABLE INITIALLY DEFERRED)",
+    )
+    writer = await opened(postgres_url, context)
+    [(row, reason)] = refused(await flush(writer, rows(0, 1, n=[None, 7], day=[None, None])))
+    assert row == 1
+    assert 'insert or update on table "hits" violates foreign key constraint' in reason
+    assert "column day" not in reason
+
+
 def slow(seconds: float, where: str = "true") -> tuple[str, str]:
     """A trigger that takes so long for each row of some."""
     return (
