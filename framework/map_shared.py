@@ -154,11 +154,7 @@ class SharedMap:
         self._changed.notify()
 
     async def run(self) -> None:
-        """Map until `drain` was called and nothing is under way.
-
-        Raises:
-            KmrError: as `MapStage.run`.
-        """
+        """Map until `drain` was called and nothing is under way. Raises KmrError: as `MapStage.run`."""
         async with anyio.create_task_group() as tasks:
             while True:
                 while not self._closing and not self._ready:

@@ -95,11 +95,7 @@ def _nbytes(rows: Any) -> int:
 
 
 def join_tagged(tables: Sequence[pa.Table], join: Callable[[list[pa.Table]], pa.Table]) -> pa.Table:
-    """Join tables of tagged rows, in order.
-
-    Args:
-        join: joins the tables of one branch, in order.
-    """
+    """Join tables of tagged rows, in order; `join`: joins the tables of one branch, in order."""
     rows: dict[str, list[pa.Table]] = {}
     order: dict[str, list[NDArray[np.int64]]] = {}
     first = 0

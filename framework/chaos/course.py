@@ -32,11 +32,7 @@ _PAUSE: Final = 0.3  # seconds, before a producer that failed is replaced
 
 
 class RecordSource(ABC):
-    """Sends records until it is stopped.
-
-    Args:
-        interval: seconds from one batch of a producer to the next.
-    """
+    """Sends records until it is stopped; `interval`: seconds from one batch of a producer to the next."""
 
     def __init__(self, recorder: Recorder, interval: float) -> None:
         self._recorder = recorder

@@ -53,11 +53,7 @@ class _Family:
 
 
 def choose_type(values: Mapping[pa.DataType, int]) -> TypeChoice:
-    """Choose the type of a column.
-
-    Args:
-        values: the number of values of each type, without nulls.
-    """
+    """Choose the type of a column; `values`: the number of values of each type, without nulls."""
     families: list[_Family] = []
     for kind in sorted(values, key=lambda kind: _precedence(values[kind], kind)):
         for family in families:

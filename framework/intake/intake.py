@@ -84,11 +84,7 @@ class Intake:
         self._waits = Waiting()
 
     async def run(self) -> None:
-        """Take in batches until cancelled.
-
-        Raises:
-            ConsumerError: the Kafka client cannot continue.
-        """
+        """Take in batches until cancelled. Raises ConsumerError: the Kafka client cannot continue."""
         while True:
             # Only its end makes room for an announced range; it was in flight as a whole before.
             if self.budget.exhausted and not self.ledgers.are_replaying:

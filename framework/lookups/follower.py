@@ -39,11 +39,7 @@ class Follower(ABC):
         self._passed = Wakeup()
 
     def table(self) -> LookupTable:
-        """Return the table for one batch.
-
-        Raises:
-            KmrError: the table cannot be followed any more.
-        """
+        """Return the table for one batch. Raises KmrError: the table cannot be followed any more."""
         if self._failure is not None:
             raise self._failure
         assert self._table is not None  # noqa: S101  it was loaded before the first batch

@@ -24,11 +24,7 @@ _RECONNECT: Final = 0.5  # seconds between attempts at the start
 
 
 class QueryFollower(Follower):
-    """A table of a query's result.
-
-    Args:
-        as_columns: for a per-batch map.
-    """
+    """A table of a query's result; `as_columns`: for a per-batch map."""
 
     def __init__(
         self, name: str, source: QueryLookup, database: Database, *, as_columns: bool

@@ -71,11 +71,7 @@ class Store(ABC):
         self._owners: dict[bytes, Any] = {}
 
     def apply(self, records: pa.RecordBatch) -> None:
-        """Apply the records of a batch.
-
-        Raises:
-            StrategyError: the table has grown beyond `max_bytes`.
-        """
+        """Apply the records of a batch. Raises StrategyError: the table has grown beyond `max_bytes`."""
         keys: list[bytes | None] = records.column("key").to_pylist()
         offsets = records.column("offset")
         values, unframed = framed(self.lookup.value, records, "value")

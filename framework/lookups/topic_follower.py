@@ -35,11 +35,7 @@ _PROGRESS: Final = 5.0  # seconds between lines of the log while a table is load
 
 
 class TopicFollower(Follower):
-    """A table of a compacted topic.
-
-    Args:
-        as_columns: for a per-batch map.
-    """
+    """A table of a compacted topic; `as_columns`: for a per-batch map."""
 
     _again = 1.0
 

@@ -28,11 +28,7 @@ _WORST_FIRST: Final[tuple[WorkerState, ...]] = (
 
 
 class FleetStatus:
-    """The source of the endpoints that are about all workers.
-
-    Args:
-        workers: all of them.
-    """
+    """The source of the endpoints that are about all workers; `workers`: all of them."""
 
     def __init__(self, settings: Settings, workers: Sequence[SupervisedWorker]) -> None:
         self._settings = settings

@@ -205,11 +205,7 @@ class WorkerProcess:
         self._send(ABANDON)
 
     def kill(self, reason: str = "") -> None:
-        """End it at once, from any thread.
-
-        Args:
-            reason: why, for `ending`.
-        """
+        """End it at once, from any thread; `reason`: why, for `ending`."""
         self._killed_for = reason
         self._send(signal.SIGKILL)
 

@@ -167,11 +167,7 @@ _LONGEST_INTERVAL: Final = 5.0  # seconds
 
 
 class NotLive:
-    """How long a worker has not been live without a break.
-
-    Args:
-        timeout: seconds that it may not be live.
-    """
+    """How long a worker has not been live without a break; `timeout`: seconds that it may not be live."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout

@@ -92,11 +92,7 @@ def _cast(field: pa.Field[Any], array: Array) -> Cast:
 
 
 def encode_each(rows: Iterable[Any], encode: Callable[[Any], bytes]) -> pa.BinaryArray:
-    """Encode rows one by one.
-
-    Raises:
-        RowsDoNotFit: the function raised an error for some rows.
-    """
+    """Encode rows one by one. Raises RowsDoNotFit: the function raised an error for some rows."""
     # A value is freed once it is copied, so that the next one is made in the processor's cache.
     encoded = bytearray()
     offsets = [0]

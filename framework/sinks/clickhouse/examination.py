@@ -32,11 +32,7 @@ _SERVER_SQL: Final = (
 
 @dataclass(eq=False)
 class Examination:
-    """One examination of a writer's table.
-
-    Args:
-        connection: to the server; the caller closes it.
-    """
+    """One examination of a writer's table; `connection`: to the server; the caller closes it."""
 
     writer: ClickHouseWriter
     connection: ClickHouseConnection
@@ -119,11 +115,7 @@ class Examination:
                 )
 
     async def _require(self, privilege: str, without: str) -> None:
-        """Note a problem if our user lacks a privilege on the table.
-
-        Args:
-            without: what happens then.
-        """
+        """Note a problem if our user lacks a privilege on the table; `without`: what happens then."""
         table = f"{quote_identifier(self.database)}.{quote_identifier(self.name)}"
         granted = await self.connection.is_granted(privilege, table)
         if granted is None:

@@ -75,11 +75,7 @@ class TableFiles:
     _new: set[PartitionValues] = field(default_factory=set)
 
     def write(self, part: RangeRows, rows: pa.Table) -> Fitted:
-        """Write the rows that fit.
-
-        Raises:
-            StrategyError: the table was made anew, in another place.
-        """
+        """Write the rows that fit. Raises StrategyError: the table was made anew, in another place."""
         self._look_for_changes()
         rows = self.table.with_defaults(self.session.get(), rows)
         fitted = self.fit(rows)
