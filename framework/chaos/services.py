@@ -12,6 +12,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -51,38 +52,32 @@ class ServiceFailed(Exception):
     """A process did not come up; the message has the end of its log."""
 
 
+@dataclass(eq=False)
 class Service:
     """One process at a time, over and over: `name` is the same for all of them.
 
     Made by `RunningServices.add`.
 
-    Args:
+    Attributes:
         arguments: of `kmr`; made anew for each start.
         ready_line: what its output says when it is ready.
         waits: whether `start` waits for that.
+        http_port: where it serves its metrics, on loopback.
+        wanted: whether it should run: false from the moment that we signal it to end.
+        starts: how often it was started; `arguments` may use it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        arguments: Callable[[], Sequence[str]],
-        services: RunningServices,
-        environment: Mapping[str, str],
-        ready_line: str,
-        waits: bool,
-    ) -> None:
-        self.name = name
-        self.http_port: int | None = None
-        """Where it serves its metrics, on loopback."""
-        self.wanted = False
-        """Whether it should run: false from the moment that we signal it to end."""
-        self.starts = 0
-        """How often it was started; `arguments` may use it."""
-        self._arguments = arguments
-        self._services = services
-        self._environment = environment
-        self._ready_line = ready_line
-        self._waits = waits
+    name: str
+    arguments: Callable[[], Sequence[str]]
+    services: RunningServices
+    environment: Mapping[str, str]
+    ready_line: str
+    waits: bool
+    http_port: int | None = None
+    wanted: bool = False
+    starts: int = 0
+
+    def __post_init__(self) -> None:
         self._process: Process | None = None
         self._line: dict[str, Any] = {}
         self._ended = anyio.Event()
@@ -116,20 +111,20 @@ class Service:
         # -P: the user's folder must not hide modules of Python
         kmr = (sys.executable, "-P", "-c", _KMR.format(parent=os.getpid()))
         self._process = await anyio.open_process(
-            [*kmr, *self._arguments()],
+            [*kmr, *self.arguments()],
             stdin=None,
             stderr=subprocess.STDOUT,
-            cwd=self._services.directory,
+            cwd=self.services.directory,
             env={
                 **_without_settings(),
                 "NO_COLOR": "1",
                 "PYTHONUNBUFFERED": "1",
-                **self._environment,
+                **self.environment,
             },
             start_new_session=True,  # Ctrl-C reaches the suite alone
         )
         self.wanted = True
-        self._line = self._services.recorder.line(
+        self._line = self.services.recorder.line(
             "processes",
             name=self.name,
             pid=self._process.pid,
@@ -139,8 +134,8 @@ class Service:
             ending="running",
             ready=False,
         )
-        self._services.tasks.start_soon(self._watch, self._process, self._line, self._ended)
-        if not self._waits:
+        self.services.tasks.start_soon(self._watch, self._process, self._line, self._ended)
+        if not self.waits:
             return
         with anyio.move_on_after(START_TIMEOUT):
             await self._ready.wait()
@@ -217,7 +212,7 @@ class Service:
             with anyio.move_on_after(STOP_TIMEOUT):
                 await self._ended.wait()
             if not self._ended.is_set():
-                self._services.recorder.event(
+                self.services.recorder.event(
                     "noticed", self.name, f"had not ended {STOP_TIMEOUT:g} s after {number.name}"
                 )
                 self._line["ending"] = "died"  # not by our signal
@@ -232,7 +227,7 @@ class Service:
             line |= {"code": code, "ended": time.time_ns()}
             if line["ending"] == "running":
                 line["ending"] = "died"
-                self._services.recorder.event(
+                self.services.recorder.event(
                     "noticed",
                     self.name,
                     f"ended without our signal, with exit code {code}: {self.tail()}",
@@ -243,7 +238,7 @@ class Service:
     async def _read(self, process: Process, line: dict[str, Any]) -> None:
         assert process.stdout is not None  # noqa: S101
         stream = BufferedByteReceiveStream(process.stdout)
-        with self._services.log_of(self.name).open("ab") as log:
+        with self.services.log_of(self.name).open("ab") as log:
             while True:
                 try:
                     text = await stream.receive_until(b"\n", 1 << 20)
@@ -254,7 +249,7 @@ class Service:
                 log.write(text + b"\n")
                 log.flush()
                 self._tail.append(text.decode(errors="replace"))
-                if self._ready_line in self._tail[-1]:
+                if self.ready_line in self._tail[-1]:
                     line["ready"] = True
                     self._ready.set()
 

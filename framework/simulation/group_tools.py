@@ -39,38 +39,36 @@ _AGAIN: Final = 0.5  # seconds
 _SILENT: Final = 10.0  # seconds after which the group notices that a member was killed
 
 
+@dataclass(eq=False)
 class EmptyGroup:
     """Stops the members of a group, and waits until it has none.
 
-    Args:
-        stop: stops all members, as the event says.
-
     Attributes:
+        stop: stops all members, as the event says.
         waiting: the tools that wait. No member starts meanwhile.
     """
 
-    def __init__(self, world: World, group: ModelGroup, stop: Callable[[Event], None]) -> None:
-        self._world = world
-        self._offsets = group.offsets
-        self._stop = stop
-        self.waiting = 0
+    world: World
+    group: ModelGroup
+    stop: Callable[[Event], None]
+    waiting: int = 0
 
     def then(self, event: Event, act: Callable[[], None]) -> None:
         """Stop the members, and act when the group has none; give up when it keeps some."""
         self.waiting += 1
-        self._stop(event)
-        self._try(act, self._world.loop.now + _PATIENCE)
+        self.stop(event)
+        self._try(act, self.world.loop.now + _PATIENCE)
 
     def _try(self, act: Callable[[], None], give_up: float) -> None:
-        offsets = self._offsets
+        offsets = self.group.offsets
         if not offsets.members and not offsets.pending:
             self.waiting -= 1
             act()
-        elif self._world.loop.now < give_up:
-            self._world.later(_AGAIN, self._try, act, give_up)
+        elif self.world.loop.now < give_up:
+            self.world.later(_AGAIN, self._try, act, give_up)
         else:
             self.waiting -= 1
-            self._world.note("test", "group", "the offsets are not moved: the group has members")
+            self.world.note("test", "group", "the offsets are not moved: the group has members")
 
 
 @dataclass(eq=False)
@@ -122,6 +120,7 @@ class OffsetsTool:
         return min(int(present[index]), log.end) if index < len(present) else log.end
 
 
+@dataclass(eq=False)
 class CutTool:
     """Chooses a plan for each event `cut`, stops the members, and commits the cut with the code of kmr.
 
@@ -130,53 +129,45 @@ class CutTool:
         context: of the simulation.
     """
 
-    def __init__(
-        self,
-        world: World,
-        group: ModelGroup,
-        empty: EmptyGroup,
-        members: list[SimulatedMember],
-        context: Context,
-    ) -> None:
-        self._world = world
-        self._group = group
-        self._empty = empty
-        self._members = members
-        self._context = context
-        self._history = HistoryOffsets(world)
+    world: World
+    group: ModelGroup
+    empty: EmptyGroup
+    members: list[SimulatedMember]
+    context: Context
+
+    def __post_init__(self) -> None:
+        self._history = HistoryOffsets(self.world)
 
     def run(self, event: Event) -> None:
         """Choose the present ends as the cut, unless the group has committed something."""
-        if self._group.offsets.committed or self._group.offsets.pending:
-            self._world.note("test", "group", "the cut is refused: the group has commits")
+        if self.group.offsets.committed or self.group.offsets.pending:
+            self.world.note("test", "group", "the cut is refused: the group has commits")
             return
-        histories = {
-            at: BackfillRange(log.start, log.end) for at, log in self._group.ranges.items()
-        }
-        generation = self._context.copy().run(next_generation)
+        histories = {at: BackfillRange(log.start, log.end) for at, log in self.group.ranges.items()}
+        generation = self.context.copy().run(next_generation)
         plan = BackfillPlan("simulated", generation, histories)
-        self._empty.then(event, lambda: self._start(plan))
+        self.empty.then(event, lambda: self._start(plan))
 
     def _start(self, plan: BackfillPlan) -> None:
         member = SimulatedMember(TOOL, 1)
         member.name = "kmr backfill"
-        self._members.append(member)
-        member.context = self._context.copy()
+        self.members.append(member)
+        member.context = self.context.copy()
         member.context.run(PROCESS.set, member)
-        self._world.loop.create_task(self._commit(member, plan), context=member.context)
+        self.world.loop.create_task(self._commit(member, plan), context=member.context)
 
     async def _commit(self, member: SimulatedMember, plan: BackfillPlan) -> None:
-        consumer = member.consumer = GroupConsumer(self._world, self._group, member)
+        consumer = member.consumer = GroupConsumer(self.world, self.group, member)
         consumer.commits_cut = True
         with anyio.CancelScope() as member.scope, suppress(anyio.get_cancelled_exc_class()):
             try:
                 await commit_as_member(consumer, self._history, plan, 2 * REBALANCE)
             except ConsumerError as refused:
-                self._world.note("test", "group", f"the cut is not committed: {refused}")
+                self.world.note("test", "group", f"the cut is not committed: {refused}")
             else:
-                self._world.note("test", "group", "the cut is committed")
+                self.world.note("test", "group", "the cut is committed")
         if member.dead:
-            self._world.later(_SILENT, self._group.leave, consumer.member_id)
+            self.world.later(_SILENT, self.group.leave, consumer.member_id)
         member.ended.set()
 
 
