@@ -107,14 +107,13 @@ class Kernel:
         kinds = [ctypes.py_object if each.dimensions else ctypes.c_int64 for each in parameters]
         self._call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.py_object, *kinds)(address)
 
-    def __call__(self, *grouped: int | NDArray[Any] | tuple[Any, ...]) -> None:
-        """Run it; it writes its results into arrays.
+    def __call__(self, *arguments: int | NDArray[Any]) -> None:
+        """Run it; it writes its results into arrays. The arguments of a group are given one by one.
 
         Raises:
             TypeError: an argument does not fit its parameter.
             IndexError: an index is outside its array; only with NUMBA_BOUNDSCHECK.
         """
-        arguments = _flat(grouped)
         status = self._call(np.ndarray, *arguments)
         if status == _REFUSED:
             raise TypeError(f"{self._name}: {self._refused(arguments)}")
@@ -132,14 +131,11 @@ class Kernel:
         return "an argument does not fit"
 
 
-def _flat(grouped: Sequence[Any]) -> list[Any]:
-    """Return parameters or arguments one by one."""
-    flat: list[Any] = []
+def _flat(grouped: Signature) -> list[Parameter]:
+    """Return parameters one by one."""
+    flat: list[Parameter] = []
     for each in grouped:
-        if isinstance(each, tuple) and not isinstance(each, Parameter):
-            flat += each
-        else:
-            flat.append(each)
+        flat += (each,) if isinstance(each, Parameter) else each
     return flat
 
 

@@ -43,7 +43,7 @@ def run(code: CompiledDecoder, batch: ValueBatch, slots: Slots) -> None:
     """Write the values of a batch into slots; add room where it is needed."""
     stop = np.zeros(2, np.int64)
     while stop[1] >= 0:
-        code.kernel(batch, slots.arrays, code.program, code.scratch, int(stop[0]), stop)
+        code.kernel(*batch, *slots.arrays, *code.program, *code.scratch, int(stop[0]), stop)
         if stop[1] >= 0:
             slots.grow(int(stop[1]))
 

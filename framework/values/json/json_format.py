@@ -132,8 +132,8 @@ class Json(TypedFormat):
             return super().decode(values)
         columns, is_left = walk(plan, self.schema, values)
         failures: dict[int, str] = {}
-        left = np.flatnonzero(is_left)
-        if len(left):
+        if np.count_nonzero(is_left):
+            left = np.flatnonzero(is_left)
             by_msgspec, failed = super().decode(values.take(pa.array(left, pa.int64())))
             failures = {int(left[row]): reason for row, reason in failed.items()}
             spliced = [

@@ -64,7 +64,7 @@ def kernel() -> Kernel:
 def decode(batch: ValueBatch, slots: SlotArrays, first: int) -> list[int]:
     """Decode from a row on; return where it stopped, and the level that is full."""
     stop = np.zeros(2, np.int64)
-    kernel()(batch, slots, np.array([3], np.int64), np.zeros(1, np.int64), first, stop)
+    kernel()(*batch, *slots, np.array([3], np.int64), np.zeros(1, np.int64), first, stop)
     found: list[int] = stop.tolist()
     return found
 
