@@ -22,9 +22,11 @@ test: ## the checks and the whole test suite
 	$(MAKE) --no-print-directory check && wait $$programs && wait $$prepared
 	.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-search: ## the property tests with new random examples (SEARCH_TIMES=10: ten times as many); `make test` repeats the same ones
+# What fails is shown as its smallest example, without the logs of all others; Hypothesis looks for it for five minutes.
+search: ## the property tests with new random examples, half an hour (SEARCH_TIMES=10: ten times as many); `make test` repeats the same ones
 	@tools/install dev demo
-	HYPOTHESIS_PROFILE=search .venv/bin/pytest -m hypothesis -n 2 $(ARGS)
+	HYPOTHESIS_PROFILE=search .venv/bin/pytest -m hypothesis -n 2 --dist worksteal --show-capture=no \
+	-o faulthandler_timeout=$$((1800 * $${SEARCH_TIMES:-1})) $(ARGS)
 
 check: ## formatting, lint, types, import contracts
 	.venv/bin/ruff format --check .

@@ -42,7 +42,9 @@ __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 hypothesis.settings.register_profile(
     "same examples", deadline=None, derandomize=True, max_examples=examples(100)
 )
-hypothesis.settings.register_profile("search", deadline=None, max_examples=examples(100))
+hypothesis.settings.register_profile(
+    "search", deadline=None, print_blob=True, max_examples=examples(100)
+)
 hypothesis.settings.load_profile(PROFILE)
 
 

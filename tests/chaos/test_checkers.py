@@ -29,6 +29,7 @@ from chaos.checkers import (
 from chaos.history import History
 from chaos.tables import rows_of_letters
 from chaos.verdicts import Promise
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from chaos.verdicts import Offence, Result
 
 MAKE_DRAFT = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+    max_examples=examples(120),
 )
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 12))
 

@@ -21,6 +21,7 @@ from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter
 from kmr.values.registry.registry import RegistryUnavailable
 from kmr.values.value_format import Decoded, ValueFormat
+from tests.examples import examples
 
 from .workers import locate, put, running, until_settled, written
 
@@ -316,7 +317,7 @@ async def until_mapped_of(worker: Worker, partition: int) -> None:
         await anyio.sleep(0.001)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=30),
     hasty=st.booleans(),

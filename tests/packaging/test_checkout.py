@@ -85,3 +85,13 @@ def test_the_hooks_of_pre_commit_run_what_make_check_runs() -> None:
     assert recipe is not None
     entries = re.findall(r"^ +entry: (.*)$", hooks.read_text(), re.MULTILINE)
     assert entries == [line.strip() for line in recipe[1].splitlines()]
+
+
+def test_make_search_decides_how_many_examples_a_property_has() -> None:
+    fixed = re.compile(r"max_examples=\d")
+    assert [
+        f"{path.relative_to(ROOT)}:{number}: write max_examples=examples(...)"
+        for path in (ROOT / "tests").rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if fixed.search(line)
+    ] == []

@@ -20,6 +20,7 @@ from kmr.columns.kinds import whole
 from kmr.columns.numbers import to_decimal
 from kmr.columns.reasons import count_values, fields_left_out
 from kmr.columns.texts import POSTGRES, json_rows, python_values, text_of
+from tests.examples import examples
 
 
 def bad_rows(cast: Cast) -> list[int]:
@@ -258,7 +259,7 @@ def test_values_of_a_field_whose_name_begins_with_its_neighbours_are_counted(odd
     assert count_values(rows, path) == 1
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(600))
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=4) | st.floats().map(str))
 def test_numbers_in_text_are_decimals_exactly_or_not_at_all(number: Any) -> None:
     cast = to_decimal(pa.array([str(number)]), pa.decimal128(38, 2))

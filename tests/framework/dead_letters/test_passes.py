@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kmr.dead_letters.letters import CONTROL_HEADER, Letters
 from kmr.dead_letters.passes import Filter, Pass, covered, group_of, passes_among
 from kmr.record import SCHEMA
+from tests.examples import examples
 
 REASONS = ("late", "no json", "too large")
 
@@ -124,7 +125,7 @@ def test_passes_are_read_from_the_records_of_the_topic() -> None:
     assert group_of("dead", "p") == "kmr-dlq.dead.p"
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(120))
 @given(
     st.lists(
         st.fixed_dictionaries(

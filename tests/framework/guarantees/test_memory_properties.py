@@ -30,6 +30,7 @@ from kmr.testing import (
     batch_of,
 )
 from kmr.worker import Worker
+from tests.examples import examples
 
 from ..workers import maps_are_idle
 
@@ -185,7 +186,7 @@ def release(journal: Journal) -> None:
 
 @pytest.mark.parametrize("chained", [False, True], ids=["one reducer", "two reducers"])
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once", "exactly-once"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(schedule=schedules)
 def test_all_that_is_held_is_counted_and_bounded_and_nothing_stays_counted(
     schedule: list[tuple[Any, ...]], delivery: Delivery, *, chained: bool

@@ -29,6 +29,7 @@ from kmr.testing import (
     batch_of,
 )
 from kmr.worker import Worker
+from tests.examples import examples
 
 from ..workers import locate
 
@@ -211,7 +212,7 @@ P0, P1 = PARTITIONS[:2]
 def test_every_owned_partition_moves_to_its_end_through_any_schedule(
     delivery: Delivery, chained: bool
 ) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(75), deadline=None)
     @given(schedules, st.sampled_from(["flush", "backpressure"]), st.sampled_from([300, 1_000_000]))
     @example(
         [

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kmr.errors import SinkError, StrategyError
 from kmr.history.deliveries import CoordinateColumns, check, check_spark
 from kmr.record import TopicPartition
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +75,9 @@ def test_an_expected_number_finds_messages_missing_at_the_ends(
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(45),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12)), max_size=40))
 def test_the_counts_are_those_of_a_naive_count(

@@ -22,6 +22,7 @@ from kmr.mapping.stop import Stop
 from kmr.mapping.together import MappedBatch, Together, can_share
 from kmr.record import TIME_COLUMNS, Batch, Record
 from kmr.testing import Journal, MemoryWriter, batch_of
+from tests.examples import examples
 from tests.framework.formats.encoding import BatchSpec
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def batches_of(values: list[list[bytes | None]]) -> list[Batch]:
     return [batch_of("t", number % 2, 10 * number, each) for number, each in enumerate(values)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(450))
 @example("mixed", [[0], [2, 3]])
 @given(
     name=st.sampled_from(sorted(STRATEGIES)),

@@ -2,11 +2,11 @@
 
 Each run is a real worker on the same log and the same committed offsets; the sink remembers tokens, as
 ClickHouse does. The model computes the windows of the whole log, and knows neither batches nor workers.
+The time of the event loop moves when no task is ready.
 """
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
@@ -20,17 +20,13 @@ from hypothesis import strategies as st
 
 from kmr import Distinct, Strategy, Window, map_record
 from kmr.record import Record, TopicPartition
+from kmr.service.logs import only_warnings
 from kmr.service.threads import without_threads
 from kmr.settings import Settings
+from kmr.simulation.loop import SimulationLoop
+from kmr.simulation.run import UnreadMetrics
 from kmr.sinks import RangeWriter
-from kmr.testing import (
-    Journal,
-    MemoryConsumer,
-    MemoryWriter,
-    VirtualClock,
-    VirtualTimeLoop,
-    batch_of,
-)
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, batch_of
 from kmr.worker import Worker
 from tests.examples import examples
 
@@ -61,6 +57,7 @@ runs = st.lists(
         st.sampled_from(
             ["drain", "kill", "kill before a write", "kill after a write", "rebalance"]
         ),
+        st.sampled_from([0.0, 0.2, 0.6, 1.2, 3.0]),  # seconds until then
     ),
     min_size=2,
     max_size=6,
@@ -235,14 +232,11 @@ def strategy_of(table: Table, letters: Journal, kind: str, *, distinct: bool) ->
 
 
 async def run_all(
-    schedule: list[tuple[list[list[Any]], str]], kind: str, *, distinct: bool
+    schedule: list[tuple[list[list[Any]], str, float]], kind: str, *, distinct: bool
 ) -> tuple[Rows, Counter[int], list[Any]]:
-    table, letters = Table(), Journal()
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualTimeLoop)
-    clock = VirtualClock(loop)
+    table, letters, metrics = Table(), Journal(), UnreadMetrics()
     consumer, log = MemoryConsumer(), list[Any]()
-    for batches, end in [*schedule, ([], "drain")]:
+    for batches, end, rest in [*schedule, ([], "drain", 6.0)]:
         before, consumer = consumer, MemoryConsumer()
         consumer.log, consumer._committed = before.log, before._committed
         table.dies, table.dead = end, anyio.Event()
@@ -250,6 +244,7 @@ async def run_all(
             strategy_of(table, letters, kind, distinct=distinct),
             Settings(topics=("t",), group="g", executor="inline", commit_interval=1.0),
             consumer=consumer,
+            metrics=metrics,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.run)
@@ -259,32 +254,28 @@ async def run_all(
                 batch = after(log, steps)
                 consumer.put(batch_of("t", 0, len(log), [encode(value) for value in batch]))
                 log += batch
-                await clock.advance(0.3)
+                await anyio.sleep(0.3)
                 if end == "rebalance":
                     await consumer.rebalance([P0])
-            for _ in range(12):
-                await clock.advance(0.5)
+            await anyio.sleep(rest)
             if end in ("drain", "rebalance"):
                 worker.shutdown("done")
-                for _ in range(6):
-                    await clock.advance(0.5)
-            tasks.cancel_scope.cancel()
+            else:
+                tasks.cancel_scope.cancel()
     failed = Counter(row["offset"] for row in letters.rows())
     return table.rows, failed, log
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(90), deadline=None)
 @given(runs, st.booleans())
-async def test_any_cut_into_runs_gives_each_row_of_a_window_once_and_complete(
-    kind: str, schedule: list[tuple[list[list[Any]], str]], distinct: bool
+def test_any_cut_into_runs_gives_each_row_of_a_window_once_and_complete(
+    kind: str, schedule: list[tuple[list[list[Any]], str, float]], distinct: bool
 ) -> None:
-    with without_threads():
-        rows, failed, log = await run_all(schedule, kind, distinct=distinct)
+    async def run() -> tuple[Rows, Counter[int], list[Any]]:
+        with without_threads(), only_warnings():
+            return await run_all(schedule, kind, distinct=distinct)
+
+    rows, failed, log = anyio.run(run, backend_options={"loop_factory": SimulationLoop})
     assert rows == model_of(kind, passing(log) if distinct else log)
     assert set(failed) == {offset for offset, value in enumerate(log) if value is None}

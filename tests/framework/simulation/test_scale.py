@@ -89,7 +89,9 @@ def test_ranges_that_are_written_together_take_the_turns_of_their_workers(
     assert found.inserts == pytest.approx(expected["inserts_per_second"], rel=0.03)
     assert expected["inserts_per_second"] == workers * 4
     assert expected["inserts_per_second"] < found.commits <= expected["commits_per_second"] * 1.01
-    assert found.ranges == found.announced == pytest.approx(expected["ranges_per_second"], rel=0.06)
+    # A lane waits for half a turn on average, or not at all: after a pause, or beside an older one.
+    most = partitions / (MAX_AGE + INTERVAL / 2)
+    assert expected["ranges_per_second"] * 0.94 < found.ranges == found.announced < most * 1.03
 
 
 @pytest.mark.parametrize("how", ["kill", "drain"])

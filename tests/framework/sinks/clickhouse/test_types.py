@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from kmr.columns.casting import Misfit
 from kmr.sinks.clickhouse.types import cast_to, stored_type, type_of
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -329,7 +330,7 @@ def test_times_fit_exactly_if_they_are_seconds_of_32_bits(times: list[datetime])
     assert all(cast[n] == s for n, s in enumerate(seconds) if n not in expected)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(150))
 @given(st.lists(st.one_of(st.just("x"), st.integers(0, 255).map(str)), min_size=1, max_size=300))
 def test_bisecting_finds_every_value_that_cannot_be_cast_and_keeps_the_others(
     texts: list[str],

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kmr.values.avro.program import SchemaPrograms
 from kmr.values.avro.schema import Unresolvable, parse
+from tests.examples import examples
 
 from .generated import encode, varint
 from .test_kernel import decode
@@ -202,7 +203,7 @@ def test_a_record_that_contains_itself_is_skipped() -> None:
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(1, 9))
-@settings(max_examples=20)
+@settings(max_examples=examples(60))
 def test_decimals_may_be_fixed(unscaled: int, extra: int) -> None:
     size = 4 + extra
     fixed = {"type": "fixed", "name": "D", "size": size, "logicalType": "decimal", "precision": 11}
@@ -212,7 +213,7 @@ def test_decimals_may_be_fixed(unscaled: int, extra: int) -> None:
 
 
 @given(st.integers(-(10**18) + 1, 10**18 - 1))
-@settings(max_examples=20)
+@settings(max_examples=examples(60))
 def test_decimals_are_read_with_a_larger_scale(unscaled: int) -> None:
     small = {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2}
     for precision, scale in ((38, 18), (76, 50)):

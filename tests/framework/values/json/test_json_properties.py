@@ -230,7 +230,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(180), deadline=None)
 @given(batches, st.integers(0, 3))
 @example([b'{"status":1,"status":2}', b'{"status":"1"}', b'{"path":"x"}{}', b"{}\x00", b" {} "], 0)
 @example([b'{"a":"\xff","status":1,"path":""}', b'{"\xff":1,"status":1,"path":""}'], 0)

@@ -110,7 +110,7 @@ def _inner(message: Any) -> dict[str, Any]:
 
 
 @given(st.lists(MESSAGES, max_size=3))
-@settings(max_examples=30)
+@settings(max_examples=examples(90))
 def test_messages_are_what_google_protobuf_reads(messages: list[Any]) -> None:
     encoded = [All(**each).SerializeToString() for each in messages]
     rows, failures = decode(*encoded, None)
@@ -119,7 +119,7 @@ def test_messages_are_what_google_protobuf_reads(messages: list[Any]) -> None:
 
 
 @given(st.lists(MESSAGES, min_size=2, max_size=3), st.integers(0, 2**63))
-@settings(max_examples=30)
+@settings(max_examples=examples(90))
 def test_messages_written_in_pieces_are_merged(messages: list[Any], b: int) -> None:
     encoded = [All(**each).SerializeToString() for each in messages]
     choice = All(b=b % 2**63).SerializeToString()
@@ -128,7 +128,7 @@ def test_messages_written_in_pieces_are_merged(messages: list[Any], b: int) -> N
 
 
 @given(MESSAGES, st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(150))
 def test_of_damaged_values_those_that_pass_are_what_google_protobuf_reads(
     message: Any, data: st.DataObject
 ) -> None:
