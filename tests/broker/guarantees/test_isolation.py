@@ -29,6 +29,7 @@ from kmr.broker.apis.records import produce
 from kmr.broker.log.results import LogFailed
 from kmr.broker.protocol.messages import entity_in
 from kmr.broker.protocol.produce_frames import write_produce_response
+from tests.examples import examples
 
 Start = Callable[..., Awaitable[Broker]]
 Connect = Callable[[Broker], Awaitable[Any]]
@@ -161,7 +162,7 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @settings(
-    max_examples=20,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -33,6 +33,7 @@ from kmr.broker.log.records import (
     split_batches,
 )
 from kmr.broker.log.results import Appended, LogFailed
+from tests.examples import examples
 
 Append = Callable[..., Appended]
 OpenLog = Callable[..., PartitionLog]
@@ -345,7 +346,7 @@ def test_an_empty_or_closed_log_or_one_with_a_failed_write_takes_no_plain_batch(
     assert log.append_plain(memoryview(plain()), now_ms=NOW_MS) is None
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(180))
 @given(
     st.lists(
         st.builds(

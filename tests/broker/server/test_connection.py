@@ -222,7 +222,9 @@ async def test_the_broker_survives_any_bytes(broker: Broker, connect: Connect, d
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(90),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), min_size=1, max_size=4))
 async def test_a_damaged_produce_request_never_damages_the_log(

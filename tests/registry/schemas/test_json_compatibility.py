@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from kmr.registry.schemas.json_schema import JsonSchema
+from tests.examples import examples
 
 INTEGER: dict[str, Any] = {"type": "integer"}
 NUMBER: dict[str, Any] = {"type": "number"}
@@ -224,7 +225,7 @@ documents = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(120))
 @given(schemas, schemas, st.lists(documents, min_size=5, max_size=20))
 def test_no_document_of_a_compatible_writer_is_refused(
     reader: Any, writer: Any, found: list[Any]

@@ -21,6 +21,7 @@ from kmr.broker.log.disk_work import do_now
 from kmr.broker.log.records import NewRecord, build_batch, read_records, split_batches
 from kmr.broker.protocol.fetch_request import FetchPartition
 from tests.broker.raw_client import RawClient
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -430,7 +431,7 @@ async def _follow(history: Sequence[tuple[str, int]], broker: Broker, consumer: 
         assert consumer.high_watermarks[each] == broker.topics.partitions[each].high_watermark
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(90))
 @given(steps)
 def test_who_applies_all_responses_knows_what_full_fetches_would_say(
     history: list[tuple[str, int]],

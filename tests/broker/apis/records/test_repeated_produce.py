@@ -27,6 +27,7 @@ from kmr.broker.log.records import NewRecord, build_batch
 from kmr.broker.log.results import LogFailed
 from kmr.broker.protocol.produce_frames import read_produce_request
 from tests.broker.raw_client import RawClient
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -238,7 +239,7 @@ async def compare(history: Sequence[Send | Change]) -> None:
         assert sides[0].errors() == sides[1].errors()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(90))
 @given(histories())
 def test_a_repeated_request_does_what_the_first_one_did(history: list[Send | Change]) -> None:
     asyncio.run(compare(history))

@@ -29,6 +29,7 @@ from kmr.broker.coordinators.groups.consumer_types import (
 )
 from kmr.broker.coordinators.groups.group_types import GroupError, MemberIdentity
 from kmr.broker.settings import BrokerSettings
+from tests.examples import examples
 
 TOPICS = {"a": (UUID(int=1), 4), "b": (UUID(int=2), 3)}
 Partitions = frozenset[tuple[UUID, int]]
@@ -206,7 +207,7 @@ class Model(RuleBasedStateMachine):
 
 def test_any_order_of_joins_leaves_losses_and_restarts_keeps_one_holder_and_converges() -> None:
     run_state_machine_as_test(
-        Model, settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
+        Model, settings=settings(max_examples=examples(180), stateful_step_count=25, deadline=None)
     )
 
 
