@@ -119,9 +119,9 @@ class _ResponseBytes:
         self._data = data
         self._at = 0
 
-    def read(self, size: int) -> bytes | memoryview:
-        """Copy the next bytes, to a block if they are many."""
-        begin, self._at = self._at, self._at + size
+    def read(self, size: int | None = None) -> bytes | memoryview:
+        """Copy the next bytes, or all that are left, to a block if they are many."""
+        begin, self._at = self._at, len(self._data) if size is None else self._at + size
         copied = self._data[begin : self._at]
         if len(copied) < SMALLEST:
             return bytes(copied)

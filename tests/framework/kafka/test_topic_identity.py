@@ -9,6 +9,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from kmr.errors import ConsumerError
 from kmr.kafka import topic_identity
+from kmr.kafka.receiving import receive_in_place
 from kmr.kafka.topic_identity import TopicIdentity
 
 if TYPE_CHECKING:
@@ -30,6 +31,22 @@ async def test_a_topic_that_is_deleted_or_made_anew_is_noticed(
         await identity.check()
     await admin.create_topics([NewTopic("t", 1, 1)])
     with pytest.raises(ConsumerError, match=r"^topic t was deleted and made anew$"):
+        await identity.check()
+    await admin.close()
+
+
+async def test_the_topic_may_have_thousands_of_partitions(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_identity, "_INTERVAL", 0.0)
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    receive_in_place(admin._client)
+    await admin.start()
+    await admin.create_topics([NewTopic("wide", 5_000, 1)])
+    identity = TopicIdentity(admin._client, "wide")
+    await identity.check()
+    await admin.delete_topics(["wide"])
+    with pytest.raises(ConsumerError, match="topic wide was deleted"):
         await identity.check()
     await admin.close()
 
