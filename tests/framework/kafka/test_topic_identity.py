@@ -42,7 +42,7 @@ async def test_the_topic_may_have_thousands_of_partitions(
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     receive_in_place(admin._client)
     await admin.start()
-    await admin.create_topics([NewTopic("wide", 5_000, 1)])
+    await admin.create_topics([NewTopic("wide", 3_500, 1)])
     identity = TopicIdentity(admin._client, "wide")
     await identity.check()
     await admin.delete_topics(["wide"])
