@@ -204,7 +204,7 @@ def is_held(expected: Any, got: Any, kind: str) -> bool:
         case Moment(ns) | Clock(ns) | Span(ns):
             if is_same_in(expected, got, kind):
                 return True
-            unit = _unit(inner)
+            unit = NS["s"] if kind in ("Time", "Nullable(Time)") else _unit(inner)
             cut = replace(expected, ns=ns // unit * unit)
             if isinstance(expected, Clock) and inner.startswith("interval"):
                 cut = Span(cut.ns)
@@ -237,6 +237,16 @@ def is_held(expected: Any, got: Any, kind: str) -> bool:
             found = moment_of(raw.decode(errors="replace").strip())
             if found is not None and not found[1]:
                 return _is_moment(_in_zone(found[0], zone[1]), got, inner)
+        case tuple() if kind.startswith("Array(") and isinstance(got, list):
+            return len(got) == len(expected) and all(
+                is_held(a, b, kind[6:-1]) for a, b in zip(expected, got, strict=True)
+            )
+        case Entries(pairs) if kind.startswith("Map(") and isinstance(got, Pairs):
+            values = kind[4:-1].split(", ", 1)[1]
+            return len(got) == len(pairs) and all(
+                is_same_in(a, c, "string") and is_held(b, d, values)
+                for (a, b), (c, d) in zip(pairs, got, strict=True)
+            )
         case tuple() if inner.endswith("[]"):  # of PostgreSQL
             items = str(got).replace("{", "[").replace("}", "]").replace("NULL", "null")
             return is_same_in(expected, read_json(items), kind)
@@ -382,11 +392,11 @@ def _is_float(expected: Float, got: Any, kind: str) -> bool:
 
 def _is_text(raw: bytes, got: Any, kind: str) -> bool:
     """Text that a column of another type holds is the number, time, address, ... that it spells."""
-    if isinstance(got, bool):
-        words = (
-            ("true", "t", "1", "yes", "y", "on") if got else ("false", "f", "0", "no", "n", "off")
-        )
-        return raw.decode(errors="replace").strip().lower() in words
+    if isinstance(got, bool) or kind.startswith("bool"):
+        is_true = str(got).lower() in ("true", "t")
+        words = ("true", "1", "yes", "on") if is_true else ("false", "0", "no", "off")
+        word = raw.decode(errors="replace").strip().lower()
+        return word != "" and any(each.startswith(word) for each in words)
     if isinstance(got, str):
         if (
             raw in (_bytes_of(got), got.encode("utf-8", "surrogatepass"))

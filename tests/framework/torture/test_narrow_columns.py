@@ -113,6 +113,9 @@ _EMPTY_OBJECTS: Final[Any] = pa.array(
     [{"a": [("x", {}), ("y", None)]}], pa.struct([("a", pa.map_(pa.string(), pa.struct([])))])
 )
 FOUND: Final[dict[str, list[Any]]] = {
+    "boolean": [pa.array([None, "TRUE", "f", "On"])],
+    "Array(Date)": [pa.array([None, [0]], pa.list_(pa.int8()))],
+    "Map(Int64, Nullable(DateTime64(3)))": [pa.array([[(1, 5)]], pa.map_(pa.int64(), pa.int64()))],
     "numeric(5,2)": [pa.array([False, True])],
     "interval": [pa.array(["0"])],
     "money": [pa.array(["0", "1,5"])],
@@ -123,7 +126,7 @@ FOUND: Final[dict[str, list[Any]]] = {
     "real": [pa.array([Decimal("99999.9999"), Decimal("-1E-4")], _pa.decimal32(9, 4))],
     "JSON": [pa.array([{"a": {}, "b": 1}, {"a": None, "b": None}, {"b": 0}]), _EMPTY_OBJECTS],
     "Map(String, Nullable(Int8))": [pa.array([None, [], [{"a": None, "b": None}], [None]])],
-    "Nullable(Time)": [pa.array([3_353_497])],
+    "Nullable(Time)": [pa.array([3_353_497]), pa.array([86_399_999_999_999], pa.time64("ns"))],
     "Array(Tuple(a Nullable(Int8)))": [_NULL_FIELDS, pa.array([[{"a": 1, "b": 2}]])],
     "Tuple(a Nullable(Int8), b Nullable(String))": [pa.array([{"a": 1, "c": None}, {"c": 2}])],
 }  # fmt: skip
