@@ -270,7 +270,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 25.0
     until_caught_up: Annotated[
         bool,
-        about("End when everything that the topics had at the start is processed and committed."),
+        about(
+            "End when everything that the topics had at the start is processed and committed; "
+            "--shutdown-deadline then begins when a flush has to be repeated."
+        ),
     ] = False
     history: Annotated[
         bool,

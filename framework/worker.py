@@ -140,6 +140,7 @@ class Worker:
         self._shutdown = anyio.Event()
         self._starting = anyio.CancelScope()
         self._working = anyio.CancelScope()
+        self._draining = anyio.CancelScope()
         self._timers: list[asyncio.TimerHandle] = []
         self._reason = ""
         self._loop = asyncio.get_running_loop()
@@ -159,8 +160,11 @@ class Worker:
 
         A worker that is still waiting for its sinks or its broker ends at once.
         """
+        self._begin_end()
+        self._drain(reason)
+
+    def _drain(self, reason: str) -> None:
         if not self._shutdown.is_set():
-            self._begin_end()
             self._reason = reason
             self._starting.cancel()
             self._shutdown.set()
@@ -177,7 +181,8 @@ class Worker:
     async def run(self) -> None:
         """Consume until `shutdown`, then drain, commit and leave the group.
 
-        With `until_caught_up` the worker calls `shutdown` itself.
+        With `until_caught_up` the worker drains by itself; `shutdown_deadline` then begins when something is
+        repeated or stands still: a flush may take as long as it takes.
 
         It returns within `shutdown_deadline` of `shutdown`, or of the first error: a plain function of the
         strategy that hangs is abandoned, in a daemon thread. A coroutine of the strategy that suppresses
@@ -274,6 +279,7 @@ class Worker:
         if self._timers:
             return
         self.deadline.begin()
+        self._draining.deadline = self.deadline.drain_at
         self._timers = [
             self._loop.call_at(at, end_shields)
             for at in (self.deadline.drain_at, self.deadline.end_at)
@@ -302,7 +308,7 @@ class Worker:
     async def _drain_on_shutdown(self) -> None:
         """Wait for `shutdown`, then drain until the deadline or until cancelled: all is committed."""
         await self._shutdown.wait()
-        with anyio.CancelScope(deadline=self.deadline.drain_at):
+        with self._draining:
             await self._events.handle(Shutdown(self._reason))
             await anyio.sleep_forever()
         raise DeadlineExceeded(self.undone())
@@ -403,7 +409,9 @@ class Worker:
             lag = sum(partition.lag or 0 for partition in status.partitions)
             self.metrics.drain_seconds.set(pace.seconds_left(lag))
             if catch_up is not None and catch_up.is_reached(status):
-                self.shutdown("caught up")
+                self._drain("caught up")
+            if self._shutdown.is_set() and status.problem is not None:
+                self._begin_end()
             if status.live != live:
                 live = status.live
                 report = _log.info if live else _log.error

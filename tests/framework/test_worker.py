@@ -105,6 +105,38 @@ async def test_a_drain_that_takes_too_long_names_what_is_left(clock: VirtualCloc
                 tasks.start_soon(clock.advance, 20.0)  # the rest is for leaving the group
 
 
+async def test_a_flush_of_a_worker_that_has_caught_up_may_take_longer_than_its_deadline(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    strategy = Strategy(locate, [MemoryWriter(journal)])
+    async with running(strategy, consumer, until_caught_up=True) as worker:
+        await consumer.rebalance([P0])
+        await clock.advance(100.0)
+        assert (worker.status().state, journal.attempts) == ("draining", 1)
+        assert journal.hold is not None
+        journal.hold.set()
+        await clock.settle()
+        assert worker.status().state == "stopped"
+    assert written(journal, 0) == [0, 1]
+    assert committed(consumer) == {P0: 2}
+
+
+async def test_a_worker_that_has_caught_up_ends_by_its_deadline_when_its_flush_is_repeated(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(outcomes=deque([Retry("away")] * 1000)), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    strategy = Strategy(locate, [MemoryWriter(journal)])
+    expected = pytest.RaisesExc(DeadlineExceeded, match=r"t-0\[0\.\.1\].*reduce-1")
+    with pytest.RaisesGroup(expected):
+        async with running(strategy, consumer, until_caught_up=True):
+            await consumer.rebalance([P0])
+            for _ in range(40):
+                await clock.advance(1.0)
+
+
 async def test_a_flush_that_does_not_end_makes_the_worker_not_live(clock: VirtualClock) -> None:
     journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
     put(consumer, 0, 0, b"a")
