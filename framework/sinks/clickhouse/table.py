@@ -28,6 +28,7 @@ from .types import cast_to, is_cast_by_server, takes_null, type_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...columns.kinds import Array
     from ..choosing import Choice
     from .client import ClickHouseConnection
     from .types import ColumnType
@@ -103,6 +104,10 @@ class Block:
         rows = self._without_null(without_rows(rows, refused))
         if rows.num_rows == 0:
             return None
+        for each in self.columns if self.filled else ():
+            if each.type.base_type in ("Dynamic", "Variant") and each.name in rows.column_names:
+                at = rows.column_names.index(each.name)
+                rows = rows.set_column(at, each.name, _with_null(whole(rows.column(at))))
         body = BytesIO()
         options = pa.ipc.IpcWriteOptions(compression=compression)
         with pa.ipc.new_stream(body, rows.schema, options=options) as stream:
@@ -116,14 +121,14 @@ class Block:
         return bool(self.filled) or len(self._null(self.table)) == self.table.num_columns
 
     def refuse_lost_nulls(self) -> None:
-        """Refuse null in a Dynamic or Variant, at any depth, where the server fills columns by their DEFAULT.
+        """Refuse null inside of lists and objects of Dynamic or Variant, where the server fills columns.
 
         It would fill these, too: with 0 beside numbers.
         """
-        variants = [each for each in self.columns if _VARIANT.search(each.type_name)]
-        for each in variants if self.filled else ():
-            column = whole(self.table.column(each.name))
-            lost = nulls_inside(column) if column.null_count < len(column) else None
+        for each in self.columns if self.filled else ():
+            if each.type.base_type in ("Dynamic", "Variant") or not _VARIANT.search(each.type_name):
+                continue
+            lost = nulls_inside(whole(self.table.column(each.name)))
             for row in () if lost is None else np.flatnonzero(lost).tolist():
                 self.refused.setdefault(
                     row,
@@ -245,6 +250,13 @@ def _holds(column: ClickHouseColumn, coordinate: pa.Field[Any]) -> bool:
     if pa.types.is_timestamp(coordinate.type):
         return kind.startswith("DateTime")
     return kind.startswith(("Int", "UInt"))
+
+
+def _with_null(values: Array) -> Array:
+    """Return values as a union of one type, whose null the server does not fill."""
+    if pa.types.is_null(values.type):
+        return values
+    return pa.UnionArray.from_sparse(pa.array([0] * len(values), pa.int8()), [values])
 
 
 def _with_documents(
