@@ -110,6 +110,14 @@ class StateTooLarge(KmrError):
     """What a strategy remembers needs more memory than its budget has."""
 
 
+class SinkUnavailable(SinkError):
+    """A sink does not answer, or not now: the same may succeed later."""
+
+
+class TableRefused(SinkError):
+    """A server cannot have the table, or has no database for it: other tables are not concerned."""
+
+
 class UnexpectedDuplicate(SinkError):
     """A sink dropped rows as a repetition, though their range was announced for the first time."""
 

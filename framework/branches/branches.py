@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 
-from ..errors import SinkError, StrategyError, reason_of
+from ..errors import SinkUnavailable, StrategyError, TableRefused, reason_of
 from ..memory.distinct import Distinct
 from ..memory.window import Window
 from ..record import of_records
@@ -276,10 +276,10 @@ class Branches(Collecting, Sink):
                 self._require_guarantee(branch)
                 self._require_own_table(branch)
                 await branch.open(self._context, of_records(schema), self._master(name))
-            except StrategyError as error:
+            except (StrategyError, TableRefused) as error:
                 text = str(error).removeprefix(f"branch {name}: ")
                 raise _NoBranch(f"branch {name}: {text}") from error
-            except SinkError as error:
+            except SinkUnavailable as error:
                 raise Retry(f"branch {name}: {error}", may_double=False) from error
             self._branches[name] = branch
             return branch

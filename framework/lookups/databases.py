@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from .._extras import require_extra
-from ..errors import SinkError, StrategyError
+from ..errors import SinkError, SinkUnavailable, StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +44,6 @@ _UUID: Final = 2950
 _INTERVAL: Final = 1186
 
 
-class LaterError(SinkError):
-    """A database does not answer now."""
-
-
 class Database(ABC):
     """Where queries are sent to. Its text names it without user and password."""
 
@@ -56,7 +52,7 @@ class Database(ABC):
         """Return the rows of a query.
 
         Raises:
-            LaterError: the database does not answer.
+            SinkUnavailable: the database does not answer.
             SinkError: it refuses the query.
             StrategyError: the rows are more than so many bytes.
         """
@@ -96,7 +92,7 @@ class _ClickHouse(Database):
         except SinkError as error:
             cause = error.__cause__
             if isinstance(cause, Exception) and of_clickhouse(cause).kind == "later":
-                raise LaterError(str(error)) from error
+                raise SinkUnavailable(str(error)) from error
             raise
         _limit(rows.nbytes, max_bytes)
         return pa.table(
@@ -143,7 +139,7 @@ class _Postgres(Database):
             return pa.concat_tables(pieces, promote_options="permissive")
         except (psycopg.Error, OSError) as error:
             answer = of_postgres(error)
-            make = LaterError if answer.kind == "later" else SinkError
+            make = SinkUnavailable if answer.kind == "later" else SinkError
             raise make(f"{self}: {answer.reason}") from error
 
     def _pieces(self, cursor: Any, max_bytes: int) -> Iterator[pa.Table]:

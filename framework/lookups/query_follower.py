@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from ..errors import KmrError, SinkError
+from ..errors import KmrError, SinkUnavailable
 from ..service.threads import run_in_thread
-from .databases import LaterError
 from .follower import Follower
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ class QueryFollower(Follower):
             begun = anyio.current_time()
             try:
                 table, nbytes = await run_in_thread(self._load, abandon_on_cancel=True)
-            except SinkError as error:
-                if loaded.done() or not isinstance(error, LaterError) or begun >= give_up:
+            except SinkUnavailable:
+                if loaded.done() or begun >= give_up:
                     raise
                 await anyio.sleep(_RECONNECT)
                 continue

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 import anyio
 import structlog
 
-from ..errors import MANY, KmrError, SinkError, StrategyError
+from ..errors import MANY, KmrError, SinkError, SinkUnavailable, StrategyError, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
@@ -87,13 +87,21 @@ async def connected(
         except Exception as error:  # noqa: BLE001  `meaning` knows those of its client
             answer = meaning(error)
             if answer.kind != "later":
-                raise SinkError(f"{server} refuses the connection: {answer.reason}") from None
+                raise not_opened(f"{server} refuses the connection", answer) from None
             if anyio.current_time() >= deadline:
-                raise SinkError(
+                raise SinkUnavailable(
                     f"{server} did not answer for {seconds:g} s: {answer.reason}. Start it, or correct "
                     "the URL"
                 ) from None
         await anyio.sleep(_RECONNECT)
+
+
+def not_opened(what: str, answer: Answer) -> SinkError:
+    """Return the error for a sink that cannot be opened."""
+    kinds: dict[Kind, type[SinkError]] = {
+        "later": SinkUnavailable, "rows": TableRefused, "schema": TableRefused,
+    }  # fmt: skip
+    return kinds.get(answer.kind, SinkError)(f"{what}: {answer.reason}")
 
 
 class SetUp:

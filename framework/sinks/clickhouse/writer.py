@@ -16,7 +16,7 @@ from ...errors import KmrError, SinkError, StrategyError
 from ...record import COORDINATES
 from ...reducers.sink import declared_columns
 from ...service.threads import run_in_thread
-from ..answers import connected, of_clickhouse, one_line
+from ..answers import connected, not_opened, of_clickhouse, one_line
 from ..changes import Changes
 from ..choosing import ExtraColumns, schema_to_create
 from ..planning import MAX_BLOCK_ROWS, divided, together
@@ -183,6 +183,11 @@ class ClickHouseWriter(RangeWriter):
                 "ClickHouseWriter: evolve='add' adds the columns that extra_columns='ignore' leaves out; "
                 "set one of them"
             )
+        if create and "{" in table:
+            raise StrategyError(
+                f"ClickHouseWriter: ClickHouse would replace the part in braces of {table!r}, a macro; give "
+                "the table another name"
+            )
         if database is not None and "." in table:
             raise StrategyError(
                 f"ClickHouseWriter: the table {table!r} names its database, and database={database!r} "
@@ -269,9 +274,8 @@ class ClickHouseWriter(RangeWriter):
             await connection.close()
             if isinstance(error, KmrError):
                 raise
-            raise SinkError(
-                f"{target}: cannot read or create the table {self.table}: {of_clickhouse(error).reason}"
-            ) from error
+            what = f"{target}: cannot read or create the table {self.table}"
+            raise not_opened(what, of_clickhouse(error)) from error
         compression = self.compression
         if compression == "auto":
             compression = None if target.is_local else "lz4"

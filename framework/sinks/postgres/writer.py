@@ -16,7 +16,7 @@ from ...config.schema import Duration, parse_duration
 from ...errors import KmrError, SinkError, StrategyError
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
-from ..answers import of_postgres
+from ..answers import not_opened, of_postgres
 from ..changes import Applied, Changes
 from ..choosing import ExtraColumns, choose
 from ..planning import divided, together
@@ -197,9 +197,8 @@ class PostgresWriter(RangeWriter):
             raise
         except Exception as error:
             await pool.close()
-            raise SinkError(
-                f"{pool}: cannot read or create {self}: {of_postgres(error).reason}"
-            ) from error
+            what = f"{pool}: cannot read or create {self}"
+            raise not_opened(what, of_postgres(error)) from error
         self._pool = pool
         self._had = frozenset(column.name for column in self._found.columns)
         stored = {

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import clickhouse_connect
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from kmr.branches.branches import Branches, per_name
 from kmr.delivery.announcement import Announcement
-from kmr.errors import SinkError, StrategyError
+from kmr.errors import SinkError, SinkUnavailable, StrategyError
 from kmr.record import Range, Rows
 from kmr.reducers.aggregate import Aggregate
 from kmr.reducers.reducer import Context, Retry
 from kmr.reducers.sink import NEW, Refusal, RowsRefused, Write
+from kmr.sinks import ClickHouseWriter
 from kmr.tagged_rows import tag
 from kmr.testing import Journal, MemoryWriter, batch_of
 
@@ -190,3 +192,39 @@ async def test_a_branch_is_made_for_each_name_up_to_a_limit() -> None:
     ]
     assert (written(journals["a"]), written(journals["b"])) == ([0, 0], [1])
     await branches.close()
+
+
+@pytest.mark.anyio
+async def test_a_name_without_a_database_fails_alone(clickhouse_url: str) -> None:
+    tables = {"a": "of_a", "b": "nosuch.of_b", "c": "of_{c}"}
+
+    def make(name: str) -> ClickHouseWriter:
+        return ClickHouseWriter(
+            tables.get(name, name), url=clickhouse_url, create=True, delivery="at-least-once"
+        )
+
+    branches = await opened(Branches({}, per_name(make, at_most=9)))
+    branches.add(rows(0, "abca"))
+    with pytest.raises(RowsRefused) as found:
+        await branches.flush()
+    await branches.close()
+    reasons = sorted(str(refusal.reason) for refusal in found.value.refusals)
+    assert len(reasons) == 2
+    assert "branch b: " in reasons[0]
+    assert "nosuch does not exist" in reasons[0]
+    assert "branch c: ClickHouseWriter: ClickHouse would replace" in reasons[1]
+    with clickhouse_connect.get_client(dsn=clickhouse_url) as client:
+        assert client.query("SELECT n FROM of_a ORDER BY n").result_rows == [(0,), (3,)]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [SinkUnavailable("starting"), SinkError("no such user")])
+async def test_a_branch_waits_for_a_sink_that_is_away_and_for_no_other(error: SinkError) -> None:
+    class Closed(MemoryWriter):
+        async def open(self, context: Context) -> None:
+            raise error
+
+    branches = await opened(Branches({}, per_name(lambda _: Closed(Journal()), at_most=9)))
+    branches.add(rows(0, "a"))
+    with pytest.raises(Retry if isinstance(error, SinkUnavailable) else SinkError):
+        await branches.flush()
