@@ -112,6 +112,7 @@ _DURATIONS: Final[Any] = pa.array(
 _EMPTY_OBJECTS: Final[Any] = pa.array(
     [{"a": [("x", {}), ("y", None)]}], pa.struct([("a", pa.map_(pa.string(), pa.struct([])))])
 )
+_NUMBER: Final[Any] = _pa.ExtensionArray.from_storage(_pa.json_(pa.string()), pa.array(["1"]))
 FOUND: Final[dict[str, list[Any]]] = {
     "boolean": [pa.array([None, "TRUE", "f", "On"])],
     "Array(Date)": [pa.array([None, [0]], pa.list_(pa.int8()))],
@@ -121,7 +122,7 @@ FOUND: Final[dict[str, list[Any]]] = {
     "money": [pa.array(["0", "1,5"])],
     "bytea": [pa.array([bytes(16)], pa.uuid())],
     "jsonb": [_DURATIONS],
-    "Nullable(Enum8('a' = 1, '' = 2, 'b' = -3))": [pa.array([1, 2, -3, 4], pa.int8()), pa.array([1.0])],
+    "Nullable(Enum8('a' = 1, '' = 2, 'b' = -3))": [pa.array([1, 2, -3, 4], pa.int8()), pa.array([1.0]), _NUMBER],
     "Nullable(BFloat16)": [pa.array([Decimal("1E-38")], pa.decimal256(76, 38))],
     "real": [pa.array([Decimal("99999.9999"), Decimal("-1E-4")], _pa.decimal32(9, 4))],
     "JSON": [pa.array([{"a": {}, "b": 1}, {"a": None, "b": None}, {"b": 0}]), _EMPTY_OBJECTS],
