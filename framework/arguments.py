@@ -57,7 +57,7 @@ class _Allowed:
     text: str
 
     @staticmethod
-    def of(annotation: str, names: Mapping[str, Any]) -> _Allowed | None:
+    def of(annotation: ast.expr, names: Mapping[str, Any]) -> _Allowed | None:
         """Return what an annotation allows; None if it has a part that is not checked.
 
         Args:
@@ -66,7 +66,7 @@ class _Allowed:
         kinds: list[_Kind] = []
         choices: list[object] = []
         texts: list[str] = []
-        for part in _alternatives(ast.parse(annotation, mode="eval").body):
+        for part in _alternatives(annotation):
             if (kind := _Kind.of(part, names)) is not None:
                 kinds.append(kind)
                 texts += kind.texts
@@ -105,7 +105,7 @@ class _Kind:
             return _Kind(_CLASSES[name], None, texts)
         item = part.slice.elts[0] if isinstance(part.slice, ast.Tuple) else part.slice
         shown = texts[0] + ast.unparse(part).removeprefix(name)
-        return _Kind(_CLASSES[name], _Allowed.of(ast.unparse(item), names), (shown,))
+        return _Kind(_CLASSES[name], _Allowed.of(item, names), (shown,))
 
     def allows(self, value: object) -> bool:
         """Return whether a value has the type: True is no number, and a text no list."""
@@ -230,7 +230,9 @@ def _allowed(
     parameters: Iterable[inspect.Parameter], names: Mapping[str, Any]
 ) -> dict[str, _Allowed | None]:
     return {
-        each.name: _Allowed.of(each.annotation, names) if isinstance(each.annotation, str) else None
+        each.name: _Allowed.of(ast.parse(each.annotation, mode="eval").body, names)
+        if isinstance(each.annotation, str)
+        else None
         for each in parameters
         if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
     }

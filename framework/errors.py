@@ -115,7 +115,7 @@ class SinkUnavailable(SinkError):
 
 
 class TableRefused(SinkError):
-    """A server cannot have the table, or has no database for it: other tables are not concerned."""
+    """A server lacks the table or its database, or refuses what is in it: other tables may be right."""
 
 
 class UnexpectedDuplicate(SinkError):

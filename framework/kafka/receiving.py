@@ -120,7 +120,7 @@ class _ResponseBytes:
         self._at = 0
 
     def read(self, size: int | None = None) -> bytes | memoryview:
-        """Copy the next bytes, or all that are left, to a block if they are many."""
+        """Return a copy of the next bytes; without `size`, of all that are left. Large ones are in blocks."""
         begin, self._at = self._at, len(self._data) if size is None else self._at + size
         copied = self._data[begin : self._at]
         if len(copied) < SMALLEST:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from .._extras import require_extra
-from ..errors import SinkError, SinkUnavailable, StrategyError
+from ..errors import StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,19 +81,12 @@ class _ClickHouse(Database):
         return str(self._target)
 
     def read(self, sql: str, max_bytes: int) -> pa.Table:
-        from ..sinks.answers import of_clickhouse
         from ..sinks.clickhouse.client import connect
 
-        try:
-            with connect(self._target, timeout=_SECONDS) as client:
-                described = client.query(f"DESCRIBE TABLE (\n{sql}\n)").named_results()
-                kinds = {row["name"]: row["type"] for row in described}
-                rows = client.query_arrow(sql, use_strings=True)
-        except SinkError as error:
-            cause = error.__cause__
-            if isinstance(cause, Exception) and of_clickhouse(cause).kind == "later":
-                raise SinkUnavailable(str(error)) from error
-            raise
+        with connect(self._target, timeout=_SECONDS) as client:
+            described = client.query(f"DESCRIBE TABLE (\n{sql}\n)").named_results()
+            kinds = {row["name"]: row["type"] for row in described}
+            rows = client.query_arrow(sql, use_strings=True)
         _limit(rows.nbytes, max_bytes)
         return pa.table(
             {name: _plain(rows.column(name), kinds.get(name, "")) for name in rows.column_names}
@@ -124,7 +117,7 @@ class _Postgres(Database):
         import psycopg
         from psycopg.types.json import set_json_loads
 
-        from ..sinks.answers import of_postgres
+        from ..sinks.answers import of_postgres, sink_error
 
         try:
             with psycopg.connect(
@@ -138,9 +131,7 @@ class _Postgres(Database):
                     pieces = list(self._pieces(cursor, max_bytes))
             return pa.concat_tables(pieces, promote_options="permissive")
         except (psycopg.Error, OSError) as error:
-            answer = of_postgres(error)
-            make = SinkUnavailable if answer.kind == "later" else SinkError
-            raise make(f"{self}: {answer.reason}") from error
+            raise sink_error(str(self), of_postgres(error)) from error
 
     def _pieces(self, cursor: Any, max_bytes: int) -> Iterator[pa.Table]:
         names = [column.name for column in cursor.description]

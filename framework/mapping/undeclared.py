@@ -176,15 +176,17 @@ def _of_several_types(
     )
 
 
-def _as_documents(values: list[Any], refused: dict[int, str]) -> pa.Array[Any] | None:
-    """Return values as texts of JSON, each as it is; None if some have a type that JSON lacks.
+def _json_text(value: Any) -> str | None:
+    """Return a value as JSON; a text is JSON already."""
+    return value if value is None or isinstance(value, str) else _as_json(value)
 
-    A text is JSON already.
-    """
+
+def _as_documents(values: list[Any], refused: dict[int, str]) -> pa.Array[Any] | None:
+    """Return values as texts of JSON, each as it is; None if some have a type that JSON lacks."""
     texts: list[str | None] = []
     for row, value in enumerate(values):
         try:
-            text = value if value is None or isinstance(value, str) else _as_json(value)
+            text = _json_text(value)
         except TypeError:
             return None
         except Exception as error:  # noqa: BLE001  not finite, too deep
@@ -196,13 +198,10 @@ def _as_documents(values: list[Any], refused: dict[int, str]) -> pa.Array[Any] |
 def _json_alone(row: int, value: Any, refused: dict[int, str]) -> Any:
     """Return a value for a column of JSON as text: in one column all objects would have the same keys.
 
-    A text is JSON already. An object or list with a value that JSON has no form for, such as a time, is
-    as the sink would write it.
+    An object or list with a value that JSON has no form for, such as a time, is as the sink would write it.
     """
-    if value is None or isinstance(value, str):
-        return value
     with suppress(Exception):  # a value may be of any class
-        return _as_json(value)
+        return _json_text(value)
     if not isinstance(value, Mapping | list | tuple | set | frozenset):
         return value
     plain = _plain_or_refused(row, value, refused)

@@ -87,7 +87,7 @@ async def connected(
         except Exception as error:  # noqa: BLE001  `meaning` knows those of its client
             answer = meaning(error)
             if answer.kind != "later":
-                raise not_opened(f"{server} refuses the connection", answer) from None
+                raise sink_error(f"{server} refuses the connection", answer) from None
             if anyio.current_time() >= deadline:
                 raise SinkUnavailable(
                     f"{server} did not answer for {seconds:g} s: {answer.reason}. Start it, or correct "
@@ -96,8 +96,8 @@ async def connected(
         await anyio.sleep(_RECONNECT)
 
 
-def not_opened(what: str, answer: Answer) -> SinkError:
-    """Return the error for a sink that cannot be opened."""
+def sink_error(what: str, answer: Answer) -> SinkError:
+    """Return the error for an answer to anything but rows; `what` failed."""
     kinds: dict[Kind, type[SinkError]] = {
         "later": SinkUnavailable, "rows": TableRefused, "schema": TableRefused,
     }  # fmt: skip

@@ -21,7 +21,7 @@ from ..._extras import require_extra
 from ...config.secrets import read_secret
 from ...errors import SinkError, StrategyError
 from ...service.threads import run_in_thread
-from ..answers import of_clickhouse
+from ..answers import of_clickhouse, sink_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -231,7 +231,7 @@ def connect(
         yield client
     except clickhouse_connect.driver.exceptions.ClickHouseError as error:
         problem = "refused" if client is not None else "does not answer"
-        raise SinkError(f"{target} {problem}: {of_clickhouse(error).reason}") from error
+        raise sink_error(f"{target} {problem}", of_clickhouse(error)) from error
     finally:
         if client is not None:
             client.close()

@@ -154,12 +154,14 @@ def _in_texts(text: Array) -> dict[str, Mask]:
     nulls: dict[str, list[int]] = defaultdict(list)
     for row in np.flatnonzero(suspect).tolist():
         for place, path in _places(_document(text[row].as_py())):
-            (nulls[path] if place == _NULLS else found.setdefault(place, [])).append(row)
+            if place == _NULLS:
+                nulls[path].append(row)
+            elif place != _NESTED:
+                found[place].append(row)
     if nulls:
         for each in text.filter(pc.match_substring_regex(text, _WITH_NESTED)).to_pylist():
             for place, path in _places(_document(each)):
                 found[_ITEMS] += nulls.pop(path, []) if place == _NESTED else []
-    found.pop(_NESTED, None)
     return {place: mask_of(rows, len(text)) for place, rows in found.items() if rows}
 
 
@@ -185,7 +187,7 @@ def _document(text: str | bytes) -> Any:
 
 
 def _places(document: Any) -> set[tuple[str, str]]:
-    """Return the kinds of what is special about keys and arrays of a document, each with its path."""
+    """Return which keys and arrays of a document may be stored as others: what they are, and their paths."""
     try:
         return set(_special(document, ""))
     except RecursionError:  # deeper than the server takes

@@ -226,7 +226,8 @@ class ClickHouseTable:
         table, misfits = join_tables(cast)
         if misfits and objects:
             table, misfits = join_tables(_with_documents(cast, objects, refused))
-        if len(cast) > 1 and objects:  # what is stored of a value depends on the others of its path
+        # The server stores a value otherwise beside some others at its path, which another part may have.
+        if len(cast) > 1 and objects:
             typed = [each for each in targets if each.name in objects]
             refused = fit_columns(table.select(objects), typed).refused | refused
         refused = misfits | refused

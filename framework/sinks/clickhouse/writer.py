@@ -16,7 +16,7 @@ from ...errors import KmrError, SinkError, StrategyError
 from ...record import COORDINATES
 from ...reducers.sink import declared_columns
 from ...service.threads import run_in_thread
-from ..answers import connected, not_opened, of_clickhouse, one_line
+from ..answers import connected, of_clickhouse, one_line, sink_error
 from ..changes import Changes
 from ..choosing import ExtraColumns, schema_to_create
 from ..planning import MAX_BLOCK_ROWS, divided, together
@@ -275,7 +275,7 @@ class ClickHouseWriter(RangeWriter):
             if isinstance(error, KmrError):
                 raise
             what = f"{target}: cannot read or create the table {self.table}"
-            raise not_opened(what, of_clickhouse(error)) from error
+            raise sink_error(what, of_clickhouse(error)) from error
         compression = self.compression
         if compression == "auto":
             compression = None if target.is_local else "lz4"

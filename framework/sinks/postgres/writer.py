@@ -16,7 +16,7 @@ from ...config.schema import Duration, parse_duration
 from ...errors import KmrError, SinkError, StrategyError
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
-from ..answers import not_opened, of_postgres
+from ..answers import of_postgres, sink_error
 from ..changes import Applied, Changes
 from ..choosing import ExtraColumns, choose
 from ..planning import divided, together
@@ -198,7 +198,7 @@ class PostgresWriter(RangeWriter):
         except Exception as error:
             await pool.close()
             what = f"{pool}: cannot read or create {self}"
-            raise not_opened(what, of_postgres(error)) from error
+            raise sink_error(what, of_postgres(error)) from error
         self._pool = pool
         self._had = frozenset(column.name for column in self._found.columns)
         stored = {
